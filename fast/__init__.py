@@ -1,0 +1,31 @@
+"""The engine to use: the same files as `reference`, each the optimised twin, with C++ kernels from `csrc/`.
+
+Each module's docstring links its twin and lists only what differs and why it is faster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fast.llm import LLM
+    from fast.tier import TIER
+    from reference.contracts.sampling_params import SamplingParams
+
+__all__ = ["LLM", "TIER", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from fast.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from reference.contracts.sampling_params import SamplingParams
+
+        return SamplingParams
+    if name == "TIER":
+        from fast.tier import TIER
+
+        return TIER
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,336 @@
+"""Twin of [`reference/scheduler.py`](../reference/scheduler.py): the same decisions in the same order.
+
+What differs is what a decision costs:
+
+- The waiting queue is a deque (FCFS) or a heap (priority), so that admitting one of 10,000 waiting requests does not
+  move the others.
+- A victim leaves the plan by key, and finished requests leave the running list in one pass a step, instead of a search
+  through a list for each.
+- Each request carries the number of tokens the runner has seen, so that a decode step sends one token and builds no
+  slice of the whole sequence.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.protocols import KVCacheManager
+from reference.contracts.request import Request, RequestStatus, append_and_check_stop
+from reference.contracts.schedule import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    RunningRequestData,
+    SchedulerOutput,
+)
+from reference.contracts.trace import SchedulerSnapshot
+
+
+class _FcfsQueue:
+    """Waiting requests in order of arrival; a preempted one comes back to the head."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def add_preempted(self, request: Request) -> None:
+        self._queue.appendleft(request)
+
+    def peek(self) -> Request:
+        return self._queue[0]
+
+    def pop(self) -> Request:
+        return self._queue.popleft()
+
+    def remove(self, request: Request) -> None:
+        self._queue.remove(request)
+
+    def in_order(self) -> list[Request]:
+        return list(self._queue)
+
+
+class _PriorityQueue:
+    """Waiting requests by (priority, arrival, id), in a heap. Keys are unique, so requests are never compared."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, tuple[int, int], str], Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._heap, (request.sort_key, request))
+
+    add_preempted = add
+
+    def peek(self) -> Request:
+        return self._heap[0][1]
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)[1]
+
+    def remove(self, request: Request) -> None:
+        self._heap.remove((request.sort_key, request))
+        heapq.heapify(self._heap)
+
+    def in_order(self) -> list[Request]:
+        return [request for _, request in sorted(self._heap)]
+
+
+@dataclass
+class _Plan:
+    """The step being planned, keyed by request id in scheduling order."""
+
+    token_budget: int
+    chunk_limit: int
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    admitted: set[str] = field(default_factory=set)
+    preempted: list[str] = field(default_factory=list)
+
+
+class Scheduler:
+    """See `contracts.protocols.Scheduler` for the rules of each method."""
+
+    def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
+        self.config = config.scheduler
+        self.cache_config = config.cache
+        self.max_total_tokens = config.max_total_tokens
+        self.kv_cache_manager = kv_cache_manager
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: _FcfsQueue | _PriorityQueue
+        self.waiting = _PriorityQueue() if self.config.scheduling_policy == "priority" else _FcfsQueue()
+        self.finished_req_ids: list[str] = []
+        self.num_tokens_sent: dict[str, int] = {}
+        self.step = 0
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id in self.requests:
+            raise ValueError(f"A request with the id {request.request_id!r} is already in the engine.")
+        num_blocks = cdiv(request.num_tokens, self.cache_config.block_size)
+        if num_blocks > self.cache_config.num_usable_blocks:
+            raise ValueError(
+                f"The prompt of {request.num_tokens} tokens needs {num_blocks} KV cache blocks, but the whole pool has "
+                f"{self.cache_config.num_usable_blocks}; raise num_blocks or kv_cache_memory."
+            )
+        self.requests[request.request_id] = request
+        self.waiting.add(request)
+
+    def schedule(self) -> SchedulerOutput:
+        self.kv_cache_manager.begin_step()
+        threshold = self.config.long_prefill_token_threshold
+        has_company = len(self.running) + len(self.waiting) >= 2
+        plan = _Plan(
+            token_budget=self.config.max_num_batched_tokens,
+            chunk_limit=threshold if threshold and has_company else self.config.max_num_batched_tokens,
+        )
+        self._schedule_running(plan)
+        if not plan.preempted:
+            self._schedule_waiting(plan)
+        return self._commit(plan)
+
+    def _schedule_running(self, plan: _Plan) -> None:
+        allocate_slots = self.kv_cache_manager.allocate_slots
+        last_position = self.config.max_model_len - 1
+        index = 0
+        while index < len(self.running) and plan.token_budget > 0:
+            request = self.running[index]
+            num_computed_tokens = request.num_computed_tokens
+            num_new_tokens = min(
+                request.num_tokens - num_computed_tokens,
+                plan.chunk_limit,
+                plan.token_budget,
+                last_position - num_computed_tokens,
+            )
+            while (new_blocks := allocate_slots(request, num_new_tokens)) is None:
+                position = self._victim_position()
+                victim = self.running.pop(position)
+                if position < index:
+                    index -= 1
+                self._preempt(victim, plan)
+                if victim is request:
+                    return
+            plan.num_tokens[request.request_id] = num_new_tokens
+            plan.new_blocks[request.request_id] = new_blocks
+            plan.token_budget -= num_new_tokens
+            index += 1
+
+    def _schedule_waiting(self, plan: _Plan) -> None:
+        block_size = self.cache_config.block_size
+        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
+            num_cached_tokens = len(computed_blocks) * block_size
+            num_new_tokens = request.num_tokens - num_cached_tokens
+            if plan.chunk_limit < self.config.max_num_batched_tokens:
+                num_new_tokens = min(num_new_tokens, plan.chunk_limit)
+            if num_new_tokens > plan.token_budget:
+                if not self.config.enable_chunked_prefill:
+                    return
+                num_new_tokens = plan.token_budget
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
+            if new_blocks is None:
+                return
+            self.running.append(self.waiting.pop())
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = num_cached_tokens
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = num_cached_tokens
+            plan.admitted.add(request.request_id)
+            plan.num_tokens[request.request_id] = num_new_tokens
+            plan.token_budget -= num_new_tokens
+
+    def _victim_position(self) -> int:
+        if self.config.scheduling_policy == "priority":
+            return max(range(len(self.running)), key=lambda i: self.running[i].sort_key)
+        return len(self.running) - 1
+
+    def _preempt(self, victim: Request, plan: _Plan) -> None:
+        """`victim` has left the running list; undo its part of the plan and put it back into the waiting queue."""
+        plan.token_budget += plan.num_tokens.pop(victim.request_id, 0)
+        plan.preempted.append(victim.request_id)
+        self.kv_cache_manager.withdraw(victim)
+        self.kv_cache_manager.free(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.add_preempted(victim)
+
+    def _commit(self, plan: _Plan) -> SchedulerOutput:
+        new, running = [], []
+        for request_id, num_tokens in plan.num_tokens.items():
+            request = self.requests[request_id]
+            if request_id in plan.admitted:
+                new.append(self._new_request_data(request))
+            else:
+                running.append(
+                    RunningRequestData(
+                        request_id,
+                        tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
+                        tuple(plan.new_blocks[request_id]),
+                        request.num_computed_tokens,
+                    )
+                )
+            self.num_tokens_sent[request_id] = request.num_tokens
+            request.num_computed_tokens += num_tokens
+        finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
+        step, self.step = self.step, self.step + 1
+        return SchedulerOutput(
+            step, tuple(new), tuple(running), plan.num_tokens, tuple(plan.preempted), finished_req_ids
+        )
+
+    def _new_request_data(self, request: Request) -> NewRequestData:
+        return NewRequestData(
+            request_id=request.request_id,
+            token_ids=tuple(request.all_token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=self.kv_cache_manager.get_block_ids(request.request_id),
+            sampling_params=request.sampling_params,
+            seed=request.seed,
+        )
+
+    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        outputs = []
+        finished = []
+        for request_id in schedule.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            error = output.errors.get(request_id)
+            if error is not None:
+                request.status = RequestStatus.FINISHED_ERROR
+                self.kv_cache_manager.withdraw(request, whole=True)
+                new_token_ids = []
+            else:
+                new_token_ids = self._append_tokens(request, output.sampled_token_ids.get(request_id, ()))
+            if request.is_finished:
+                finished.append(request)
+            if new_token_ids or request.is_finished:
+                outputs.append(self._output(request, new_token_ids, error))
+        self._finish(finished)
+        return outputs
+
+    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> list[int]:
+        """Take in sampled tokens up to the one that ends the request."""
+        taken = []
+        for token_id in token_ids:
+            taken.append(token_id)
+            if append_and_check_stop(request, token_id, self.max_total_tokens):
+                break
+        return taken
+
+    def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
+        failed = [self.requests[request_id] for request_id in schedule.num_scheduled_tokens if request_id in self.requests]
+        for request in failed:
+            self.kv_cache_manager.withdraw(request)
+            request.status = RequestStatus.FINISHED_ERROR
+        self._finish(failed)
+        return [self._output(request, (), reason) for request in failed]
+
+    def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=tuple(new_token_ids),
+            finish_reason=request.status.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_preemptions=request.num_preemptions,
+            error=error,
+        )
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        finished = []
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None and not request.is_finished:
+                if request.status is not RequestStatus.RUNNING:
+                    self.waiting.remove(request)
+                request.status = status
+                finished.append(request)
+        self._finish(finished)
+
+    def _finish(self, finished: list[Request]) -> None:
+        """Take finished requests out of every table; those that waited have already left their queue."""
+        if not finished:
+            return
+        self.running = [request for request in self.running if not request.is_finished]
+        for request in finished:
+            self.kv_cache_manager.free(request)
+            self.num_tokens_sent.pop(request.request_id, None)
+            del self.requests[request.request_id]
+            self.finished_req_ids.append(request.request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return SchedulerSnapshot(
+            running=tuple(request.request_id for request in self.running),
+            waiting=tuple(request.request_id for request in self.waiting.in_order()),
+            num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
+            cache=self.kv_cache_manager.snapshot(),
+        )
+
+    def check_integrity(self) -> None:
+        """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""
+        waiting = self.waiting.in_order()
+        queued = [request.request_id for request in (*self.running, *waiting)]
+        assert sorted(queued) == sorted(self.requests), "a request is in no queue, or in two"
+        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        for request in self.running:
+            num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
+            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), "table and tokens differ"
+        for request in waiting:
+            assert not self.kv_cache_manager.get_block_ids(request.request_id), "a waiting request holds blocks"
+        self.kv_cache_manager.check_integrity()

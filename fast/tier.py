@@ -1,0 +1,33 @@
+"""The factories by which the front end finds this implementation (entry point `twinfer.tiers`)."""
+
+from __future__ import annotations
+
+from reference.contracts.config import EngineConfig
+from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler
+
+
+class Tier:
+    """Imports are inside the factories: scheduling alone needs neither torch nor the extension."""
+
+    name = "fast"
+
+    def default_device(self) -> str:
+        return "cpu"
+
+    def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager:
+        from fast.kv_cache_manager import KVCacheManager
+
+        return KVCacheManager(config.cache)
+
+    def make_scheduler(self, config: EngineConfig) -> Scheduler:
+        from fast.scheduler import Scheduler
+
+        return Scheduler(config, self.make_kv_cache_manager(config))
+
+    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner:
+        from fast.model_runner import ModelRunner
+
+        return ModelRunner(config, checkpoint)
+
+
+TIER = Tier()

@@ -1,0 +1,33 @@
+"""The name of a full block in the prefix cache.
+
+A block's K and V depend on every token before it, so its hash must too: SHA-256 over the parent block's hash, the
+block's own tokens, and typed extra keys. Two blocks with equal tokens and different prefixes must never be shared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+ROOT_HASH = hashlib.sha256(b"twinfer prefix cache").digest()  # parent of every first block
+
+ExtraKey = tuple[str, str]  # (kind, value): kinds keep a salt and an adapter of one name apart
+
+
+def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[ExtraKey] = ()) -> bytes:
+    """Hash of a full block (32 bytes). Every part has a fixed or written length, so no two inputs read alike."""
+    digest = hashlib.sha256(parent)
+    digest.update(array("i", token_ids).tobytes())
+    for kind, value in extra_keys:
+        for part in (kind.encode(), value.encode()):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return digest.digest()
+
+
+def extra_keys(block_index: int, cache_salt: str | None) -> tuple[ExtraKey, ...]:
+    """Extra keys of one block. The salt enters the first block only: the chain carries it to all later ones."""
+    if block_index == 0 and cache_salt is not None:
+        return (("salt", cache_salt),)
+    return ()

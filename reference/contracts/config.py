@@ -1,0 +1,116 @@
+"""Frozen configuration records. They are resolved once, at start-up, and never change afterwards.
+
+The flat options a user passes (`LLM(..., block_size=16)`) live in `reference.frontend.engine_args`; what arrives here
+has every `None` replaced by a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+def cdiv(a: int, b: int) -> int:
+    """Ceiling of a / b for non-negative integers: the blocks that hold `a` tokens are `cdiv(a, block_size)`."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer, in Hugging Face's names (`config.json`)."""
+
+    architecture: str  # e.g. "LlamaForCausalLM"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads}): each KV head serves a whole group of query heads."
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary embedding turns pairs of numbers.")
+
+    def kv_bytes_per_token(self, bytes_per_element: int = 4) -> int:
+        """Bytes of K and V that one token occupies over all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * bytes_per_element
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache. `num_blocks` counts the null block 0, as vLLM's `num_gpu_blocks` does."""
+
+    block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}.")
+        if self.num_blocks < 2:
+            raise ValueError(f"num_blocks must be at least 2 (block 0 is never handed out), got {self.num_blocks}.")
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.num_blocks - 1
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of one scheduling step. Names and meanings are vLLM's."""
+
+    max_model_len: int
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # 0 = off
+    scheduling_policy: SchedulingPolicy = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
+            )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}.")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from, besides the weights."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    seed: int = 0
+    device: str = "cpu"
+    trace: bool = False  # record a StepTrace for every step
+    keep_logits: bool = False  # the runner hands out the logits rows it sampled from (twinfer diff)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Longest sequence that can exist: the model's limit, or what the whole pool holds plus one token.
+
+        The last token of a sequence is sampled but never fed back, so it needs no slot.
+        """
+        return min(
+            self.scheduler.max_model_len,
+            self.cache.num_usable_blocks * self.cache.block_size + 1,
+        )

@@ -1,0 +1,160 @@
+"""The seams of the engine. Each tier implements `Tier`, `Scheduler`, `KVCacheManager` and `ModelRunner`.
+
+The front end is written once against these Protocols; it receives a `Tier` and never names the module it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from reference.contracts.config import EngineConfig, ModelConfig
+from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
+from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.contracts.trace import CacheSnapshot, SchedulerSnapshot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Checkpoint(Protocol):
+    """A model's weights, whatever file they came from, under Hugging Face's tensor names."""
+
+    config: ModelConfig
+
+    def tensor(self, name: str) -> np.ndarray:
+        """float32, C-contiguous, possibly memory-mapped and read-only. Raises ValueError when it is missing."""
+        ...
+
+    def check_all_used(self) -> None:
+        """Raise ValueError naming every tensor that nobody asked for: an unknown tensor means a misread model."""
+        ...
+
+
+class KVCacheManager(Protocol):
+    """Owns the block tables and decides which physical blocks a request may write.
+
+    Invariants (asserted by `check_integrity`): free + held + null = all blocks; no block is both free and held; a
+    block's reference count is the number of tables it stands in; a table covers the computed tokens of its request.
+    """
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
+
+        Touches nothing: the blocks are taken by the `allocate_slots` call that gets them as `computed_blocks`.
+        """
+        ...
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
+    ) -> list[int] | None:
+        """Make room for the next `num_new_tokens` tokens after the computed ones.
+
+        Returns the blocks appended to the table, `computed_blocks` included, or None when there is no room; then
+        nothing has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
+        the forward pass.
+        """
+        ...
+
+    def free(self, request: Request) -> None:
+        """Give back the request's blocks, the tail first, so that shared heads are evicted last."""
+        ...
+
+    def begin_step(self) -> None:
+        """From now on `withdraw` refers to a new step."""
+        ...
+
+    def withdraw(self, request: Request, whole: bool = False) -> None:
+        """Take blocks out of the prefix cache whose content was never computed.
+
+        Those the request registered in this step; with `whole`, all that it registered since it was admitted (their
+        content turned out to be broken).
+        """
+        ...
+
+    def get_block_ids(self, request_id: str) -> tuple[int, ...]:
+        """The block table; empty when the request holds nothing."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all hashes. False, and nothing changes, while any block is held."""
+        ...
+
+    def snapshot(self) -> CacheSnapshot: ...
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Decides who computes how many tokens. Its order of decisions is the contract: see DESIGN rules in the docs."""
+
+    kv_cache_manager: KVCacheManager
+    requests: dict[str, Request]  # all unfinished ones
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises ValueError on a duplicate id or a prompt that the pool can never hold."""
+        ...
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        """End requests from outside (abort, error) and free their blocks; unknown ids are ignored."""
+        ...
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan one step: running requests first, in order, then, if nobody was preempted, waiting ones."""
+        ...
+
+    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """Take in the sampled tokens, apply the stop rules, free what finished."""
+        ...
+
+    def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
+        """The forward pass raised: end the requests of this step with `error`, keep nothing they registered."""
+        ...
+
+    def has_unfinished_requests(self) -> bool: ...
+
+    def snapshot(self) -> SchedulerSnapshot: ...
+
+    def check_integrity(self) -> None: ...
+
+
+class ModelRunner(Protocol):
+    """Turns a schedule into tokens. Holds weights, KV cache and its own copy of each scheduled request's tokens."""
+
+    def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class Executor(Protocol):
+    """Who runs the runner: this process, several, a cluster."""
+
+    def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class EngineCoreClient(Protocol):
+    """How the front end talks to the engine core: in process here, over threads or sockets elsewhere."""
+
+    def add_request(self, request: EngineCoreRequest) -> None: ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None: ...
+
+    def get_output(self) -> list[EngineCoreOutput]:
+        """Run (or wait for) one step and return its news; empty when there is nothing to do."""
+        ...
+
+    def has_unfinished_requests(self) -> bool: ...
+
+
+class Tier(Protocol):
+    """Factories of one implementation. Found through the entry-point group `twinfer.tiers`."""
+
+    name: str
+
+    def default_device(self) -> str: ...
+
+    def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager: ...
+
+    def make_scheduler(self, config: EngineConfig) -> Scheduler: ...
+
+    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner: ...

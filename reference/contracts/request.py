@@ -1,0 +1,129 @@
+"""A request inside the engine core, and the rules that end it.
+
+Token positions of a request split into half-open intervals:
+
+    [0, num_computed_tokens)                      KV is in the cache (or is being written by the running step)
+    [num_computed_tokens, num_tokens)             known tokens whose KV is still to be computed
+    num_tokens                                    the next token to be sampled
+
+There is no prefill or decode phase: `num_computed_tokens` chases `num_tokens`, and a token is sampled in the step in
+which it catches up (vLLM v1, `vllm/v1/core/sched/scheduler.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from reference.contracts.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTED = auto()  # back in the waiting queue, its blocks were freed
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH = auto()
+    FINISHED_ABORTED = auto()
+    FINISHED_ERROR = auto()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """`stop`, `length`, `abort`, `error`, or None while unfinished."""
+        return _FINISH_REASONS.get(self)
+
+
+_FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: "stop",
+    RequestStatus.FINISHED_LENGTH: "length",
+    RequestStatus.FINISHED_ABORTED: "abort",
+    RequestStatus.FINISHED_ERROR: "error",
+}
+
+
+@dataclass(frozen=True)
+class EngineCoreRequest:
+    """What the front end hands to the engine core: validated, tokenized, ready to be sent to another process."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    seed: int  # 64-bit, resolved: see contracts.noise.derive_seed
+    arrival: tuple[int, int]  # (arrival number, child index)
+    eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0  # smaller runs first
+    cache_salt: str | None = None
+
+
+@dataclass(eq=False)  # two requests are the same only if they are one object
+class Request:
+    """Mutable state of one request; owned by the scheduler.
+
+    `all_token_ids` is the prompt followed by the output and is the only copy of either.
+    """
+
+    request_id: str
+    all_token_ids: list[int]
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    seed: int
+    arrival: tuple[int, int]
+    eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    cache_salt: str | None = None
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # prefix-cache hit of the first admission
+    num_preemptions: int = 0
+    stop_reason: int | None = None
+    sort_key: tuple[int, tuple[int, int], str] = field(init=False)  # order under the priority policy
+
+    def __post_init__(self) -> None:
+        self.sort_key = (self.priority, self.arrival, self.request_id)
+
+    @classmethod
+    def from_engine_core_request(cls, request: EngineCoreRequest) -> Request:
+        return cls(
+            request_id=request.request_id,
+            all_token_ids=list(request.prompt_token_ids),
+            num_prompt_tokens=len(request.prompt_token_ids),
+            sampling_params=request.sampling_params,
+            seed=request.seed,
+            arrival=request.arrival,
+            eos_token_ids=request.eos_token_ids,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.finish_reason is not None
+
+
+def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int) -> bool:
+    """Append a sampled token; if it ends the request, set the final status and return True.
+
+    Order: end-of-sequence, stop token ids, length. Stop *strings* are found in the front end, which sees text.
+    """
+    request.all_token_ids.append(token_id)
+    params = request.sampling_params
+    if token_id in request.eos_token_ids and not params.ignore_eos:
+        request.status = RequestStatus.FINISHED_STOPPED
+    elif params.is_stop_token(token_id):
+        request.status = RequestStatus.FINISHED_STOPPED
+        request.stop_reason = token_id
+    elif request.num_output_tokens == params.max_tokens or request.num_tokens >= max_total_tokens:
+        request.status = RequestStatus.FINISHED_LENGTH
+    return request.is_finished

@@ -1,0 +1,83 @@
+"""The records that travel between scheduler, model runner and front end in one step.
+
+`SchedulerOutput` is all that the model runner sees: it never reads the scheduler's state. Running requests arrive as
+deltas, so a step of 256 decodes moves 256 small records and not 256 prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from reference.contracts.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class NewRequestData:
+    """A request the runner has no state of: admitted for the first time, or resumed after a preemption."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # prompt and, after a preemption, the output so far
+    num_prompt_tokens: int
+    num_computed_tokens: int  # KV already in the cache: the prefix-cache hit
+    block_ids: tuple[int, ...]  # the whole block table
+    sampling_params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True)
+class RunningRequestData:
+    """What changed since the request was last scheduled."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...]  # sampled since then
+    new_block_ids: tuple[int, ...]  # to be appended to the block table
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """One step's work. Request r computes positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens[r])."""
+
+    step: int
+    scheduled_new_reqs: tuple[NewRequestData, ...]
+    scheduled_running_reqs: tuple[RunningRequestData, ...]
+    num_scheduled_tokens: dict[str, int]  # in scheduling order
+    preempted_req_ids: tuple[str, ...]  # the runner forgets them; they come back as new
+    finished_req_ids: tuple[str, ...]  # finished since the last schedule; the runner forgets them
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True)
+class ModelRunnerOutput:
+    """What one forward pass produced.
+
+    A request that did not reach its last known token (a prefill chunk) has no entry in `sampled_token_ids`.
+    """
+
+    sampled_token_ids: dict[str, list[int]]
+    errors: dict[str, str] = field(default_factory=dict)  # requests whose logits were not finite: id -> reason
+    logits: dict[str, np.ndarray] | None = None  # [V] float32 a sampled request; only with EngineConfig.keep_logits
+
+
+@dataclass(frozen=True)
+class EngineCoreOutput:
+    """News of one request after one step, for the output processor."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    error: str | None = None  # why, when finish_reason is "error"
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None

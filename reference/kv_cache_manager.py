@@ -1,0 +1,133 @@
+"""Block tables: the page tables of the KV cache.
+
+Token position p of a request lives in physical block `table[p // block_size]`, at offset `p % block_size`. A table only
+ever grows at its end until the request is freed:
+
+    table   [ hit ......... | registered ...... | written, not full yet | reserved ]
+              from the cache  findable by others  tail of the sequence    this step writes here
+
+Hashes are recomputed from the tokens whenever they are needed: slow, and impossible to get out of step.
+(vLLM: `vllm/v1/core/kv_cache_manager.py`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.block_pool import BlockPool
+from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
+from reference.contracts.config import CacheConfig, cdiv
+from reference.contracts.request import Request
+from reference.contracts.trace import CacheSnapshot
+
+
+class KVCacheManager:
+    """See `contracts.protocols.KVCacheManager` for the rules of each method."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.block_size = config.block_size
+        self.enable_caching = config.enable_prefix_caching
+        self.block_pool = BlockPool(config.num_blocks)
+        self.block_tables: dict[str, list[int]] = {}
+        self.num_cached_blocks: dict[str, int] = {}  # leading blocks of the table that were hit or registered
+        self.registered: dict[str, list[int]] = {}  # blocks this request put into the cache since its admission
+        self.registered_in_step: dict[str, list[int]] = {}
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        if not self.enable_caching:
+            return []
+        # The last known token is always computed again: its logits are what the next token is drawn from.
+        num_full_blocks = (request.num_tokens - 1) // self.block_size
+        hits: list[int] = []
+        for block_hash in self._block_hashes(request, num_full_blocks):
+            block = self.block_pool.get_cached_block(block_hash)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def allocate_slots(
+        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
+    ) -> list[int] | None:
+        table = self.block_tables.get(request.request_id, [])
+        num_hit_tokens = len(computed_blocks) * self.block_size
+        num_tokens = request.num_computed_tokens + num_hit_tokens + num_new_tokens
+        num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
+        # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
+        num_unheld_hits = sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
+        if num_fresh + num_unheld_hits > self.block_pool.get_num_free_blocks():
+            return None
+
+        self.block_pool.touch(computed_blocks)  # first, so that no hit is evicted for a fresh block
+        new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
+        self.block_tables.setdefault(request.request_id, []).extend(new_blocks)
+        if computed_blocks:
+            self.num_cached_blocks[request.request_id] = len(computed_blocks)
+        self._cache_full_blocks(request, min(num_tokens, request.num_tokens))
+        return new_blocks
+
+    def _cache_full_blocks(self, request: Request, num_tokens: int) -> None:
+        """Register the blocks that are full once this step has computed tokens [0, num_tokens).
+
+        That is before the forward pass: every layer writes the K and V of the whole batch before it attends, so a
+        request admitted later in the same step may already read them.
+        """
+        first = self.num_cached_blocks.get(request.request_id, 0)
+        last = num_tokens // self.block_size
+        if not self.enable_caching or last <= first:
+            return
+        table = self.block_tables[request.request_id]
+        for index, block_hash in enumerate(self._block_hashes(request, last)):
+            if index >= first:
+                self.block_pool.cache_block(table[index], block_hash)
+                self.registered.setdefault(request.request_id, []).append(table[index])
+                self.registered_in_step.setdefault(request.request_id, []).append(table[index])
+        self.num_cached_blocks[request.request_id] = last
+
+    def _block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """The hash chain of the first `num_blocks` blocks, from the root."""
+        hashes = []
+        parent = ROOT_HASH
+        for index in range(num_blocks):
+            tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
+            parent = hash_block(parent, tokens, extra_keys(index, request.cache_salt))
+            hashes.append(parent)
+        return hashes
+
+    def free(self, request: Request) -> None:
+        table = self.block_tables.pop(request.request_id, [])
+        self.block_pool.free_blocks(table[::-1])
+        self.num_cached_blocks.pop(request.request_id, None)
+        self.registered.pop(request.request_id, None)
+        self.registered_in_step.pop(request.request_id, None)
+
+    def begin_step(self) -> None:
+        self.registered_in_step.clear()
+
+    def withdraw(self, request: Request, whole: bool = False) -> None:
+        blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())
+        for block in blocks:
+            self.block_pool.uncache_block(block)
+
+    def get_block_ids(self, request_id: str) -> tuple[int, ...]:
+        return tuple(self.block_tables.get(request_id, ()))
+
+    def reset_prefix_cache(self) -> bool:
+        return self.block_pool.reset_prefix_cache()
+
+    def snapshot(self) -> CacheSnapshot:
+        pool = self.block_pool
+        return CacheSnapshot(
+            block_tables={request_id: tuple(table) for request_id, table in self.block_tables.items()},
+            ref_counts={block: count for block, count in enumerate(pool.ref_count) if count},
+            free_order=tuple(pool.get_free_order()),
+            hashes={block: key.hex() for block, key in enumerate(pool.block_hash) if key is not None},
+        )
+
+    def check_integrity(self) -> None:
+        self.block_pool.check_integrity()
+        holders = [0] * self.block_pool.num_blocks
+        for table in self.block_tables.values():
+            for block in table:
+                holders[block] += 1
+        assert holders == self.block_pool.ref_count, "reference counts differ from the tables' holders"

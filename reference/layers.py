@@ -1,0 +1,93 @@
+"""The layers of a decoder that work on each token alone. float32 everywhere; fast twin: `fast/layers.py`.
+
+C is a layer's input width, F its output width; T tokens, H query heads, Hkv KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+
+
+class Linear:
+    """y = x W^T, with the weight stored [out, in] as checkpoints store it.
+
+    `weight.T` is a view: BLAS reads the transposed matrix in place, so a memory-mapped weight is never copied.
+    """
+
+    def __init__(self, weight: np.ndarray) -> None:
+        self.weight = weight  # [F, C]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """[T, C] -> [T, F]."""
+        y: np.ndarray = x @ self.weight.T
+        return y
+
+
+class RMSNorm:
+    """Divide each row by its root mean square, then scale each column.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019); residual form as in vLLM's `RMSNorm`.
+    """
+
+    def __init__(self, weight: np.ndarray, eps: float) -> None:
+        self.weight = weight  # [C]
+        self.eps = np.float32(eps)
+
+    @overload
+    def __call__(self, x: np.ndarray) -> np.ndarray: ...
+
+    @overload
+    def __call__(self, x: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def __call__(
+        self, x: np.ndarray, residual: np.ndarray | None = None
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """[T, C] -> normed [T, C]; with a residual: (normed x + residual, x + residual)."""
+        if residual is None:
+            return self._normalise(x)
+        x = x + residual  # [T, C]
+        return self._normalise(x), x
+
+    def _normalise(self, x: np.ndarray) -> np.ndarray:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)  # [T, 1]
+        normed: np.ndarray = self.weight * (x / np.sqrt(mean_square + self.eps))  # [T, C]
+        return normed
+
+
+class RotaryEmbedding:
+    """Turn each pair of numbers (x[i], x[i + D/2]) of a head by an angle that grows with the token's position.
+
+    The dot product of a turned query and a turned key depends only on the distance between them. Pairs are half a head
+    apart ("rotate-half", the layout of Hugging Face checkpoints), not adjacent as in the paper.
+    Source: Su et al., "RoFormer" (2021); angles in float32 as in transformers' `modeling_rope_utils.py`.
+    """
+
+    def __init__(self, head_dim: int, max_position: int, theta: float) -> None:
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)  # [D/2]
+        inv_freq = np.float32(1) / np.float32(theta) ** exponents  # [D/2], radians per position
+        angles = np.arange(max_position, dtype=np.float32)[:, None] * inv_freq  # [max_position, D/2]
+        self.cos = np.cos(angles)  # [max_position, D/2]
+        self.sin = np.sin(angles)  # [max_position, D/2]
+
+    def __call__(
+        self, positions: np.ndarray, query: np.ndarray, key: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [T], query [T, H, D], key [T, Hkv, D] -> turned copies of query and key."""
+        cos = self.cos[positions][:, None, :]  # [T, 1, D/2], the same for every head
+        sin = self.sin[positions][:, None, :]  # [T, 1, D/2]
+        return _rotate(query, cos, sin), _rotate(key, cos, sin)
+
+
+def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    x1, x2 = np.split(x, 2, axis=-1)  # each [T, H, D/2]
+    return np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)  # [T, H, D]
+
+
+def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
+    """silu(gate) * up of a row that holds both, gate first: [T, 2F] -> [T, F]. silu(x) = x / (1 + e^-x)."""
+    gate, up = np.split(gate_up, 2, axis=-1)  # each [T, F]
+    with np.errstate(over="ignore"):  # e^-x is inf below -88, and x / inf = -0 is the right limit
+        activated: np.ndarray = gate / (1 + np.exp(-gate)) * up  # [T, F]
+    return activated

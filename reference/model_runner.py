@@ -1,0 +1,176 @@
+"""From a schedule to tokens: flatten the scheduled tokens of all requests into one batch, run the model, sample.
+
+The batch is rebuilt from nothing in every step, so that each of its arrays can be read beside its definition. Requests
+stand one after the other in scheduling order:
+
+    request r computes positions [c, c + n), where c = num_computed_tokens and n = num_scheduled_tokens[r]
+    it samples when c + n reaches its last known token; otherwise this was one chunk of a prefill
+
+Fast twin: `fast/model_runner.py`, which keeps the batch between steps. Source: vLLM's `v1/worker/gpu_model_runner.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.attention import AttentionMetadata
+from reference.contracts.config import EngineConfig
+from reference.contracts.protocols import Checkpoint
+from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.models import get_model_class
+from reference.sampler import Sampler, SamplingMetadata
+
+NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+
+
+@dataclass
+class _RequestState:
+    """The runner's own copy of a request: all that it needs to build the batch without asking the scheduler."""
+
+    token_ids: list[int]  # prompt and output
+    block_ids: list[int]  # the block table
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    sampling_params: SamplingParams
+    seed: int
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One step's input. Rows of one request are contiguous; see `AttentionMetadata` for who is who."""
+
+    input_ids: np.ndarray  # int64 [T]
+    positions: np.ndarray  # int64 [T]
+    attention: AttentionMetadata
+    sampling_req_ids: list[str]  # R requests that reach their last known token
+    logits_rows: np.ndarray  # int64 [R], the row of that token
+
+
+class ModelRunner:
+    """Holds the weights, the KV cache, and a copy of every scheduled request's tokens and block table.
+
+    Args:
+        config: sizes of model, cache and batch.
+        checkpoint: the weights.
+
+    Raises:
+        ValueError: the architecture is not supported, or the checkpoint does not fit it.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        model, cache = config.model, config.cache
+        self.block_size = cache.block_size
+        self.keep_logits = config.keep_logits
+        self.model = get_model_class(model.architecture)(model, checkpoint)
+        self.sampler = Sampler()
+        # [N, B, Hkv, D]
+        shape = (cache.num_blocks, cache.block_size, model.num_key_value_heads, model.head_dim)
+        # A page of zeros gets memory from the operating system when it is first written: unused blocks cost nothing.
+        self.kv_caches = [
+            (np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32))
+            for _ in range(model.num_hidden_layers)
+        ]
+        self._states: dict[str, _RequestState] = {}
+
+    def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute the scheduled tokens' K and V, and the next token of each request that has caught up."""
+        self._update_states(schedule)
+        if not schedule.num_scheduled_tokens:
+            return ModelRunnerOutput(sampled_token_ids={})
+        batch = self._prepare_inputs(schedule)
+        # hidden is [T, C]
+        hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention)
+        logits = self.model.compute_logits(hidden[batch.logits_rows])  # [R, V]
+        token_ids = self.sampler(logits, self._sampling_metadata(batch.sampling_req_ids))  # R
+        return self._make_output(batch.sampling_req_ids, token_ids, logits)
+
+    def _update_states(self, schedule: SchedulerOutput) -> None:
+        """Forget first: a request that was preempted earlier, or an id that is used again, comes back as new."""
+        for request_id in (*schedule.finished_req_ids, *schedule.preempted_req_ids):
+            self._states.pop(request_id, None)
+        for new in schedule.scheduled_new_reqs:
+            self._states[new.request_id] = _RequestState(
+                token_ids=list(new.token_ids),
+                block_ids=list(new.block_ids),
+                num_prompt_tokens=new.num_prompt_tokens,
+                num_computed_tokens=new.num_computed_tokens,
+                sampling_params=new.sampling_params,
+                seed=new.seed,
+            )
+        for running in schedule.scheduled_running_reqs:
+            state = self._states[running.request_id]
+            state.token_ids.extend(running.new_token_ids)
+            state.block_ids.extend(running.new_block_ids)
+            state.num_computed_tokens = running.num_computed_tokens
+
+    def _prepare_inputs(self, schedule: SchedulerOutput) -> _Batch:
+        """Lay the requests' scheduled tokens side by side, in scheduling order."""
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        query_start_loc = [0]
+        seq_lens: list[int] = []
+        sampling_req_ids: list[str] = []
+        logits_rows: list[int] = []
+        for request_id, num_scheduled in schedule.num_scheduled_tokens.items():
+            state = self._states[request_id]
+            start, end = state.num_computed_tokens, state.num_computed_tokens + num_scheduled
+            input_ids += state.token_ids[start:end]
+            positions += range(start, end)
+            slots += [self._slot(state.block_ids, position) for position in range(start, end)]
+            query_start_loc.append(len(input_ids))
+            seq_lens.append(end)
+            if end == len(state.token_ids):
+                sampling_req_ids.append(request_id)
+                logits_rows.append(len(input_ids) - 1)
+
+        return _Batch(
+            input_ids=np.array(input_ids, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            attention=AttentionMetadata(
+                query_start_loc=np.array(query_start_loc, dtype=np.int32),
+                seq_lens=np.array(seq_lens, dtype=np.int32),
+                block_tables=self._block_tables(list(schedule.num_scheduled_tokens)),
+                slot_mapping=np.array(slots, dtype=np.int64),
+            ),
+            sampling_req_ids=sampling_req_ids,
+            logits_rows=np.array(logits_rows, dtype=np.int64),
+        )
+
+    def _slot(self, block_ids: list[int], position: int) -> int:
+        """Where the K and V of a position live: logical block -> physical block -> slot."""
+        return block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _block_tables(self, request_ids: list[str]) -> np.ndarray:
+        """Block tables of unequal length as one array, padded with the null block: int32 [S, max_blocks]."""
+        tables = [self._states[request_id].block_ids for request_id in request_ids]
+        padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+        for s, table in enumerate(tables):
+            padded[s, : len(table)] = table
+        return padded
+
+    def _sampling_metadata(self, request_ids: list[str]) -> SamplingMetadata:
+        states = [self._states[request_id] for request_id in request_ids]
+        params = [state.sampling_params for state in states]
+        return SamplingMetadata(
+            temperature=np.array([p.temperature for p in params], dtype=np.float64),
+            top_k=np.array([p.top_k for p in params], dtype=np.int32),
+            top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            seeds=np.array([state.seed & (2**64 - 1) for state in states], dtype=np.uint64),
+            output_positions=np.array([state.num_output_tokens for state in states], dtype=np.int64),
+        )
+
+    def _make_output(
+        self, request_ids: list[str], token_ids: list[int], logits: np.ndarray
+    ) -> ModelRunnerOutput:
+        sampled = {r: [token_id] for r, token_id in zip(request_ids, token_ids, strict=True) if token_id >= 0}
+        errors = {r: NAN_LOGITS for r in request_ids if r not in sampled}
+        rows = {r: logits[i] for i, r in enumerate(request_ids) if r in sampled} if self.keep_logits else None
+        return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors, logits=rows)

@@ -1,0 +1,285 @@
+"""Who computes how many tokens in this step.
+
+There is neither a prefill nor a decode phase. Every request has `num_computed_tokens` chasing `num_tokens`; a step gives
+each request some of the tokens it is behind, within one budget for all. Chunked prefill, continuous batching and
+prefix caching are nothing but values of these two numbers (the note that opens `schedule()` in vLLM v1,
+`vllm/v1/core/sched/scheduler.py`).
+
+Order of decisions, which is the contract of both tiers:
+
+1. running requests, in order; if blocks are short, the lowest-ranked running request is preempted;
+2. only if nobody was preempted: waiting requests, until one does not fit.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.protocols import KVCacheManager
+from reference.contracts.request import Request, RequestStatus, append_and_check_stop
+from reference.contracts.schedule import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    RunningRequestData,
+    SchedulerOutput,
+)
+from reference.contracts.trace import SchedulerSnapshot
+
+
+@dataclass
+class _Plan:
+    """The step being planned; a victim of preemption can still be taken out of it."""
+
+    token_budget: int
+    chunk_limit: int  # tokens one request may get, 0 = no limit
+    requests: list[Request] = field(default_factory=list)  # in scheduling order
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    admitted: dict[str, int] = field(default_factory=dict)  # id -> tokens found in the prefix cache
+    preempted: list[Request] = field(default_factory=list)
+
+    def add(self, request: Request, num_tokens: int, new_blocks: Iterable[int]) -> None:
+        self.requests.append(request)
+        self.num_tokens[request.request_id] = num_tokens
+        self.new_blocks[request.request_id] = tuple(new_blocks)
+        self.token_budget -= num_tokens
+
+    def take_back(self, victim: Request) -> None:
+        """A victim that was already scheduled in this step gives its share of the budget back."""
+        if victim in self.requests:
+            self.requests.remove(victim)
+            self.token_budget += self.num_tokens.pop(victim.request_id)
+            del self.new_blocks[victim.request_id]
+        self.preempted.append(victim)
+
+    def clamp_chunk(self, num_tokens: int) -> int:
+        return min(num_tokens, self.chunk_limit) if self.chunk_limit else num_tokens
+
+
+class Scheduler:
+    """See `contracts.protocols.Scheduler` for the rules of each method."""
+
+    def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
+        self.config = config.scheduler
+        self.cache_config = config.cache
+        self.max_total_tokens = config.max_total_tokens
+        self.kv_cache_manager = kv_cache_manager
+        self.requests: dict[str, Request] = {}
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []  # the head is admitted next
+        self.finished_req_ids: list[str] = []  # since the last schedule()
+        self.num_tokens_sent: dict[str, int] = {}  # tokens of each running request that the runner has seen
+        self.step = 0
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id in self.requests:
+            raise ValueError(f"A request with the id {request.request_id!r} is already in the engine.")
+        num_blocks = cdiv(request.num_tokens, self.cache_config.block_size)
+        if num_blocks > self.cache_config.num_usable_blocks:
+            raise ValueError(
+                f"The prompt of {request.num_tokens} tokens needs {num_blocks} KV cache blocks, but the whole pool has "
+                f"{self.cache_config.num_usable_blocks}; raise num_blocks or kv_cache_memory."
+            )
+        self.requests[request.request_id] = request
+        self._enqueue(request)
+
+    def _enqueue(self, request: Request, front: bool = False) -> None:
+        if self.config.scheduling_policy == "priority":
+            insort(self.waiting, request, key=lambda r: r.sort_key)
+        elif front:
+            self.waiting.insert(0, request)
+        else:
+            self.waiting.append(request)
+
+    def schedule(self) -> SchedulerOutput:
+        self.kv_cache_manager.begin_step()
+        # A lone request gains nothing from short chunks: nobody waits behind it.
+        has_company = len(self.running) + len(self.waiting) >= 2
+        plan = _Plan(
+            token_budget=self.config.max_num_batched_tokens,
+            chunk_limit=self.config.long_prefill_token_threshold if has_company else 0,
+        )
+        self._schedule_running(plan)
+        if not plan.preempted:
+            self._schedule_waiting(plan)
+        return self._commit(plan)
+
+    def _schedule_running(self, plan: _Plan) -> None:
+        index = 0  # running[:index] have their tokens, running[index:] are still to be served
+        while index < len(self.running) and plan.token_budget > 0:
+            request = self.running[index]
+            num_new_tokens = min(
+                plan.clamp_chunk(request.num_tokens - request.num_computed_tokens),
+                plan.token_budget,
+                self.config.max_model_len - 1 - request.num_computed_tokens,  # the very last token needs no KV
+            )
+            while (new_blocks := self.kv_cache_manager.allocate_slots(request, num_new_tokens)) is None:
+                victim = self._choose_victim()
+                if self.running.index(victim) < index:
+                    index -= 1
+                self._preempt(victim, plan)
+                if victim is request:
+                    return  # it ranks last itself: what it would need belongs to the others
+            plan.add(request, num_new_tokens, new_blocks)
+            index += 1
+
+    def _schedule_waiting(self, plan: _Plan) -> None:
+        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
+            num_cached_tokens = len(computed_blocks) * self.cache_config.block_size
+            num_new_tokens = plan.clamp_chunk(request.num_tokens - num_cached_tokens)
+            if num_new_tokens > plan.token_budget:
+                if not self.config.enable_chunked_prefill:
+                    return  # a long prompt at the head is not overtaken by short ones behind it
+                num_new_tokens = plan.token_budget
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
+            if new_blocks is None:
+                return
+            self.waiting.pop(0)
+            self.running.append(request)
+            request.status = RequestStatus.RUNNING
+            request.num_computed_tokens = num_cached_tokens
+            if request.num_cached_tokens is None:
+                request.num_cached_tokens = num_cached_tokens
+            plan.admitted[request.request_id] = num_cached_tokens
+            plan.add(request, num_new_tokens, new_blocks)
+
+    def _choose_victim(self) -> Request:
+        if self.config.scheduling_policy == "priority":
+            return max(self.running, key=lambda r: r.sort_key)
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, plan: _Plan) -> None:
+        """Preemption by recompute: blocks are freed, outputs are kept, and everything is computed again later."""
+        plan.take_back(victim)
+        # Blocks it registered in this very step were never computed, so nobody may find them.
+        self.kv_cache_manager.withdraw(victim)
+        self.kv_cache_manager.free(victim)
+        self.running.remove(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self._enqueue(victim, front=True)
+
+    def _commit(self, plan: _Plan) -> SchedulerOutput:
+        """Write the plan down for the runner, and count its tokens as computed: the next plan starts from there."""
+        new, running = [], []
+        for request in plan.requests:
+            request_id = request.request_id
+            if request_id in plan.admitted:
+                new.append(self._new_request_data(request))
+            else:
+                running.append(
+                    RunningRequestData(
+                        request_id=request_id,
+                        new_token_ids=tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
+                        new_block_ids=plan.new_blocks[request_id],
+                        num_computed_tokens=request.num_computed_tokens,
+                    )
+                )
+            self.num_tokens_sent[request_id] = request.num_tokens
+            request.num_computed_tokens += plan.num_tokens[request_id]
+        output = SchedulerOutput(
+            step=self.step,
+            scheduled_new_reqs=tuple(new),
+            scheduled_running_reqs=tuple(running),
+            num_scheduled_tokens=plan.num_tokens,
+            preempted_req_ids=tuple(request.request_id for request in plan.preempted),
+            finished_req_ids=tuple(self.finished_req_ids),
+        )
+        self.finished_req_ids = []
+        self.step += 1
+        return output
+
+    def _new_request_data(self, request: Request) -> NewRequestData:
+        return NewRequestData(
+            request_id=request.request_id,
+            token_ids=tuple(request.all_token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=self.kv_cache_manager.get_block_ids(request.request_id),
+            sampling_params=request.sampling_params,
+            seed=request.seed,
+        )
+
+    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        outputs = []
+        for request_id in schedule.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue  # aborted while the step ran: its tokens are not taken in
+            error = output.errors.get(request_id)
+            num_before = request.num_tokens
+            if error is not None:
+                request.status = RequestStatus.FINISHED_ERROR
+                self.kv_cache_manager.withdraw(request, whole=True)
+            for token_id in () if error else output.sampled_token_ids.get(request_id, ()):
+                if append_and_check_stop(request, token_id, self.max_total_tokens):
+                    break  # tokens after the stop are cut
+            if request.is_finished:
+                self._finish(request)
+            if request.num_tokens > num_before or request.is_finished:
+                outputs.append(self._output(request, request.all_token_ids[num_before:], error))
+        return outputs
+
+    def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
+        failed = [self.requests[request_id] for request_id in schedule.num_scheduled_tokens if request_id in self.requests]
+        for request in failed:
+            self.kv_cache_manager.withdraw(request)
+            request.status = RequestStatus.FINISHED_ERROR
+            self._finish(request)
+        return [self._output(request, (), reason) for request in failed]
+
+    def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=tuple(new_token_ids),
+            finish_reason=request.status.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_preemptions=request.num_preemptions,
+            error=error,
+        )
+
+    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            if request is not None:
+                request.status = status
+                self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        """Take a finished request out of every table."""
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.kv_cache_manager.free(request)
+        self.num_tokens_sent.pop(request.request_id, None)
+        del self.requests[request.request_id]
+        self.finished_req_ids.append(request.request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return SchedulerSnapshot(
+            running=tuple(request.request_id for request in self.running),
+            waiting=tuple(request.request_id for request in self.waiting),
+            num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
+            cache=self.kv_cache_manager.snapshot(),
+        )
+
+    def check_integrity(self) -> None:
+        """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""
+        queued = [request.request_id for request in (*self.running, *self.waiting)]
+        assert sorted(queued) == sorted(self.requests), "a request is in no queue, or in two"
+        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        for request in self.running:
+            num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
+            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), "table and tokens differ"
+        for request in self.waiting:
+            assert not self.kv_cache_manager.get_block_ids(request.request_id), "a waiting request holds blocks"
+        self.kv_cache_manager.check_integrity()

@@ -1,0 +1,1 @@
+"""The C++ kernels against plain float64 NumPy."""
