@@ -4,8 +4,8 @@
     logical block i                ->  physical block block_table[i]
     slot                           =   physical block * B + offset
 
-`write_kv_cache` scatters by slot, `paged_attention` gathers by block table. `naive_attention.py` is the same function as
-plain loops: read it first. Fast twin: `fast/attention.py`.
+`write_kv_cache` scatters by slot, `paged_attention` gathers by block table. `naive_attention.py` is the same function
+as plain loops: read it first. Fast twin: `fast/attention.py`.
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (SOSP 2023).
 """
 
@@ -23,7 +23,8 @@ class AttentionMetadata:
     """Which rows of the flat batch belong to which sequence, and where each sequence's K and V live.
 
     Rows [query_start_loc[s], query_start_loc[s + 1]) are the *last* tokens of sequence s: with q of them, they stand at
-    positions [seq_lens[s] - q, seq_lens[s]). Entries of a block table beyond cdiv(seq_lens[s], B) are padding: never read.
+    positions [seq_lens[s] - q, seq_lens[s]). Entries of a block table beyond cdiv(seq_lens[s], B) are padding, never
+    read.
     """
 
     query_start_loc: np.ndarray  # int32 [S + 1], starts with 0, ends with T

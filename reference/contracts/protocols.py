@@ -88,7 +88,7 @@ class KVCacheManager(Protocol):
 
 
 class Scheduler(Protocol):
-    """Decides who computes how many tokens. Its order of decisions is the contract: see DESIGN rules in the docs."""
+    """Decides who computes how many tokens. Its order of decisions is the contract: see `docs/rules.md`."""
 
     kv_cache_manager: KVCacheManager
     requests: dict[str, Request]  # all unfinished ones

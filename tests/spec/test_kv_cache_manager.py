@@ -40,6 +40,8 @@ def test_equal_blocks_behind_different_prefixes_are_not_shared(tier: Tier) -> No
     manager = make_manager(tier)
     admit(manager, make_request("a", [1, 2, 3, 4, 5, 6, 7, 8, 9]))
     assert admit(manager, make_request("b", [4, 3, 2, 1, 5, 6, 7, 8, 9])) == 0
+    # The first block of c holds the tokens of a's second, but not behind a's first.
+    assert admit(manager, make_request("c", [5, 6, 7, 8, 9])) == 0
 
 
 def test_b05_extra_keys_of_different_kinds_never_collide() -> None:
@@ -195,13 +197,14 @@ def test_a_hit_that_nobody_holds_counts_against_the_free_capacity_once(tier: Tie
 
 
 def test_hits_are_touched_first_and_so_never_evicted_for_the_same_allocation(tier: Tier) -> None:
-    manager = make_manager(tier, num_usable_blocks=3)
-    finished = make_request("old", list(range(12)))
-    admit(manager, finished)
-    manager.free(finished)
-    assert manager.snapshot().free_order == (3, 2, 1)  # block 2 would be second to go
-    request = make_request("new", [*range(8), 60, 61])
-    assert manager.allocate_slots(request, 2, manager.get_computed_blocks(request)) == [1, 2, 3]
+    manager = make_manager(tier, num_usable_blocks=4)
+    for request in (make_request("old", list(range(8))), make_request("newer", list(range(50, 58)))):
+        admit(manager, request)
+        manager.free(request)
+    assert manager.snapshot().free_order == (2, 1, 4, 3)  # the hit below is what would be evicted next
+    request = make_request("hit", [*range(8), *range(60, 68)])
+    assert manager.allocate_slots(request, 8, manager.get_computed_blocks(request)) == [1, 2, 4, 3]
+    manager.check_integrity()
 
 
 def test_with_caching_off_nothing_is_hit_or_hashed_and_freed_blocks_return_to_the_front(tier: Tier) -> None:

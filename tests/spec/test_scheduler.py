@@ -118,14 +118,16 @@ def test_preemption_takes_the_last_running_request_and_returns_it_to_the_head(ti
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted(tier: Tier) -> None:
-    driver = make_driver(tier, num_usable_blocks=4, caching=False, max_num_seqs=2)
-    driver.add(
-        make_request("a", 8, max_tokens=6), make_request("b", 8, arrival=1), make_request("c", 1, arrival=2, max_tokens=1)
-    )
+    driver = make_driver(tier, num_usable_blocks=4, caching=False, max_num_seqs=2, scheduling_policy="priority")
+    driver.add(make_request("low", 8, priority=5))
     driver.step()
-    schedule = driver.step()
-    assert schedule.preempted_req_ids == ("b",)
-    assert schedule.scheduled_new_reqs == ()  # c would fit, and waits
+    driver.add(make_request("high", 3, arrival=1, priority=0), make_request("small", 1, arrival=2, priority=1))
+    assert scheduled(driver) == {"low": 1, "high": 3}  # low's third block, and high's first: the pool is full
+    assert scheduled(driver) == {"low": 1, "high": 1}
+    schedule = driver.step()  # high's fifth token needs a block
+    assert schedule.preempted_req_ids == ("low",)
+    assert schedule.scheduled_new_reqs == ()  # a slot and two blocks are free, and small waits all the same
+    assert driver.step().scheduled_new_reqs[0].request_id == "small"
 
 
 def test_several_victims_keep_their_old_order_at_the_head_of_the_queue(tier: Tier) -> None:
@@ -203,26 +205,43 @@ def test_forced_preemption_recipe_gives_the_tokens_of_an_ample_pool(tier: Tier) 
     assert tight == ample
 
 
-def test_d1_a_victim_scheduled_in_the_same_step_returns_its_budget_and_its_cached_blocks(tier: Tier) -> None:
-    """running = [low, high]. low gets a token that fills its block 2 and registers it; then high needs a block that
-    nobody has, so low, already planned, must leave: budget, block and hash go back."""
-    driver = make_driver(tier, num_usable_blocks=4, scheduling_policy="priority", max_num_batched_tokens=9)
-    driver.add(make_request("low", 6, priority=5, max_tokens=9))
-    driver.step()  # low: 6 computed, 2 blocks, block 2 half full
-    driver.add(make_request("high", 8, arrival=1, priority=0, max_tokens=9))
-    driver.step()  # low: 7 computed; high: 8 computed, blocks 3 and 4
-    hashes_before = driver.scheduler.snapshot().cache.hashes
-    assert set(hashes_before) == {1, 3, 4}
-    schedule = driver.schedule()  # low's 8th token fills block 2; high's 9th token needs a fifth block
+def test_d1_blocks_registered_in_the_step_of_a_preemption_are_withdrawn(tier: Tier) -> None:
+    """The victim was already planned, and block 4 registered for tokens that are now never computed."""
+    driver = make_driver(
+        tier,
+        num_usable_blocks=6,
+        scheduling_policy="priority",
+        max_num_batched_tokens=9,
+        long_prefill_token_threshold=5,
+    )
+    driver.add(make_request("low", 24, priority=5, max_tokens=2))
+    assert scheduled(driver) == {"low": 9}  # alone: no chunk limit; blocks 1, 2 and a part of 3
+    driver.add(make_request("high", 4, arrival=1, priority=0, max_tokens=2))
+    assert scheduled(driver) == {"low": 5, "high": 4}  # low: blocks 1 to 4, three of them full; high: block 5
+    schedule = driver.schedule()  # low: 5 tokens fill block 4 and open block 6; high's fifth token needs a seventh
     assert schedule.preempted_req_ids == ("low",)
     assert schedule.num_scheduled_tokens == {"high": 1}
-    state = driver.scheduler.snapshot()
-    assert state.waiting == ("low",)
-    assert 2 not in state.cache.hashes, "the block was registered for a token that was never computed"
-    assert state.cache.block_tables == {"high": (3, 4, 2)}, "the withdrawn block is the first to be reused"
-    driver.update(schedule, driver.sample(schedule))
-    driver.run()
-    assert {name: len(tokens) for name, tokens in driver.outputs.items()} == {"low": 9, "high": 9}
+    cache = driver.scheduler.snapshot().cache
+    assert cache.block_tables == {"high": (5, 6)}
+    assert cache.free_order == (4, 3, 2, 1)
+    assert set(cache.hashes) == {1, 2, 3, 5}
+
+
+def test_a_victim_scheduled_in_the_same_step_returns_its_tokens_to_the_budget(tier: Tier) -> None:
+    driver = make_driver(
+        tier,
+        num_usable_blocks=9,
+        scheduling_policy="priority",
+        max_num_batched_tokens=12,
+        long_prefill_token_threshold=7,
+    )
+    driver.add(make_request("low", 30, priority=5))
+    assert scheduled(driver) == {"low": 12}  # 3 blocks
+    driver.add(make_request("high", 4, arrival=1, priority=0), make_request("mid", 30, arrival=2, priority=1))
+    assert scheduled(driver) == {"low": 7, "high": 4, "mid": 1}  # 5 + 1 + 1 blocks
+    schedule = driver.step()  # low takes 7 tokens and the last 2 blocks, then leaves for high
+    assert schedule.preempted_req_ids == ("low",)
+    assert schedule.num_scheduled_tokens == {"high": 1, "mid": 7}  # only 4 were left if low had kept its 7
 
 
 def test_when_the_victim_stood_before_the_current_request_nobody_is_skipped(tier: Tier) -> None:

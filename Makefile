@@ -1,0 +1,61 @@
+# Everything runs inside .venv, which the targets make themselves. Each step of the setup leaves a stamp when it has
+# succeeded, and only then: an interrupted step is simply run again, and a changed file re-runs the steps behind it.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# The steps write into one environment; make's own parallelism would interleave them.
+.NOTPARALLEL:
+
+PYTHON ?= python3
+export PYTHON
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
+
+# An environment whose interpreter is gone (upgraded, or half made) is no environment: forget its stamps.
+$(shell test -x $(BIN)/python || rm -rf $(STAMPS))
+
+.PHONY: help demo test lint format model loc setup clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup ## generate on both tiers with a real model and compare them, token by token
+	@$(BIN)/python -m reference.frontend.demo
+
+test: setup $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
+	@$(BIN)/python tools/run_tests.py $(SUITES)
+
+lint: setup $(STAMPS)/dev ## ruff and mypy only
+	@$(BIN)/python tools/run_tests.py lint
+
+format: $(STAMPS)/dev ## let ruff rewrite the Python files
+	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format .
+
+model: setup ## fetch the embedded model (93 MB) into the user's cache folder and check it
+	@$(BIN)/python -c "from reference.frontend.model_store import resolve_model; resolve_model('smollm2-135m')"
+
+loc: $(STAMPS)/dependencies ## lines of code against the budgets
+	@$(BIN)/python tools/loc.py
+
+setup: $(STAMPS)/extension ## make .venv, install the dependencies, build the extension
+
+clean: ## remove build outputs and caches
+	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/extension
+	@find reference fast tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv; the fetched model stays in the user's cache folder
+	@rm -rf .venv
+
+$(STAMPS)/venv:
+	@tools/setup.sh venv
+
+$(STAMPS)/dependencies: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@tools/setup.sh dependencies
+
+$(STAMPS)/extension: $(STAMPS)/dependencies $(NATIVE_SOURCES)
+	@tools/setup.sh extension
+
+$(STAMPS)/dev: $(STAMPS)/dependencies
+	@tools/setup.sh dev

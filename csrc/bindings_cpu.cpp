@@ -1,0 +1,215 @@
+// The module fast._cpu. Every argument is checked here, before a kernel sees it; nothing is written when a check
+// fails. The GIL is released while a kernel runs. std::invalid_argument arrives in Python as ValueError.
+#include <cmath>
+
+#include "arguments.h"
+#include "cpu/philox.h"
+
+namespace twinfer {
+namespace {
+
+constexpr Layout kContiguous = Layout::kContiguous;
+constexpr Layout kRows = Layout::kRows;
+
+void reshape_and_cache(py::handle key, py::handle value, py::handle k_cache, py::handle v_cache,
+                       py::handle slot_mapping, int threads) {
+  Arguments args;
+  const TensorView k = args.tensor("key", key, kFloat32, kRows, {"T", "Hkv", "D"});
+  const TensorView v = args.tensor("value", value, kFloat32, kRows, {"T", "Hkv", "D"});
+  const TensorView kc = args.tensor("k_cache", k_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView vc = args.tensor("v_cache", v_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView slots = args.tensor("slot_mapping", slot_mapping, kInt64, kContiguous, {"T"});
+  check_threads(threads);
+  const int64_t num_slots = args["N"] * args["B"];
+  const py::gil_scoped_release released;
+  check_range("slot_mapping", slots.data<const int64_t>(), args["T"], 0, num_slots, "(N * B slots)");
+  cpu::reshape_and_cache({rows_of<const float>(k), rows_of<const float>(v), kc.data<float>(), vc.data<float>(),
+                          slots.data<const int64_t>(), args["T"], args["Hkv"] * args["D"]},
+                         threads);
+}
+
+// What the kernel relies on to stay inside its tensors.
+void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t max_blocks, int64_t num_blocks) {
+  if (a.query_start_loc[0] != 0 || a.query_start_loc[a.num_seqs] != num_tokens) {
+    reject("query_start_loc: expected to start at 0 and end at T=" + std::to_string(num_tokens) + ", got " +
+           std::to_string(a.query_start_loc[0]) + " and " + std::to_string(a.query_start_loc[a.num_seqs]) + ".");
+  }
+  for (int64_t s = 0; s < a.num_seqs; ++s) {
+    const std::string which = " of sequence " + std::to_string(s);
+    const int64_t rows = int64_t{a.query_start_loc[s + 1]} - a.query_start_loc[s];
+    if (rows < 0) {
+      reject("query_start_loc: expected ascending values, got " + std::to_string(rows) + " rows" + which + ".");
+    }
+    const int64_t length = a.seq_lens[s], room = max_blocks * a.block_size;
+    if (length < rows || length > room) {
+      reject("seq_lens: expected between " + std::to_string(rows) + " (the query rows) and " + std::to_string(room) +
+             " (max_blocks * B)" + which + ", got " + std::to_string(length) + ".");
+    }
+    if (rows == 0) continue;
+    const int64_t used = (length + a.block_size - 1) / a.block_size;
+    for (int64_t i = 0; i < used; ++i) {
+      const int32_t block = a.block_tables[s][i];
+      if (block >= 0 && block < num_blocks) continue;
+      reject("block_tables: expected blocks in [0, " + std::to_string(num_blocks) + "), got " +
+             std::to_string(block) + " at entry " + std::to_string(i) + which + ".");
+    }
+  }
+}
+
+void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
+                     py::handle block_tables, py::handle query_start_loc, py::handle seq_lens, double scale,
+                     int threads) {
+  Arguments args;
+  const TensorView q = args.tensor("query", query, kFloat32, kRows, {"T", "H", "D"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "H", "D"});
+  const TensorView kc = args.tensor("k_cache", k_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView vc = args.tensor("v_cache", v_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView tables = args.tensor("block_tables", block_tables, kInt32, kRows, {"S", "max_blocks"});
+  args.define("S+1", args["S"] + 1);
+  const TensorView starts = args.tensor("query_start_loc", query_start_loc, kInt32, kContiguous, {"S+1"});
+  const TensorView lens = args.tensor("seq_lens", seq_lens, kInt32, kContiguous, {"S"});
+  check_threads(threads);
+  const int64_t heads = args["H"], kv_heads = args["Hkv"], head_dim = args["D"], block_size = args["B"];
+  if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+    reject("query: expected a multiple of Hkv=" + std::to_string(kv_heads) + " heads, got " +
+           std::to_string(heads) + ".");
+  }
+  if (head_dim < 1 || block_size < 1) {
+    reject("k_cache: expected B and D of at least 1, got shape " + kc.shape_text() + ".");
+  }
+  const py::gil_scoped_release released;
+  const cpu::PagedAttention call{rows_of<float>(o), rows_of<const float>(q), kc.data<const float>(),
+                                 vc.data<const float>(), rows_of<const int32_t>(tables),
+                                 starts.data<const int32_t>(), lens.data<const int32_t>(), args["S"],
+                                 static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(head_dim),
+                                 static_cast<int>(block_size), static_cast<float>(scale)};
+  check_attention(call, args["T"], args["max_blocks"], args["N"]);
+  cpu::paged_attention(call, cpu::active_isa(), threads);
+}
+
+void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int threads) {
+  Arguments args;
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
+  const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::rms_norm({rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), args["T"], args["C"],
+                 static_cast<float>(eps)},
+                cpu::active_isa(), threads);
+}
+
+void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, double eps, int threads) {
+  Arguments args;
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView res = args.tensor("residual", residual, kFloat32, kRows, {"T", "C"});
+  const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::fused_add_rms_norm({rows_of<float>(in), rows_of<float>(res), w.data<const float>(), args["T"], args["C"],
+                           static_cast<float>(eps)},
+                          cpu::active_isa(), threads);
+}
+
+void rotary_embedding(py::handle positions, py::handle query, py::handle key, py::handle cos_sin_cache, int threads) {
+  Arguments args;
+  const TensorView pos = args.tensor("positions", positions, kInt64, kContiguous, {"T"});
+  const TensorView q = args.tensor("query", query, kFloat32, kRows, {"T", "H", "D"});
+  const TensorView k = args.tensor("key", key, kFloat32, kRows, {"T", "Hkv", "D"});
+  const TensorView cache = args.tensor("cos_sin_cache", cos_sin_cache, kFloat32, kContiguous, {"max_pos", "D"});
+  check_threads(threads);
+  if (args["D"] % 2 != 0) {
+    reject("query: expected an even head dim D, got shape " + q.shape_text() + ".");
+  }
+  const py::gil_scoped_release released;
+  check_range("positions", pos.data<const int64_t>(), args["T"], 0, args["max_pos"], "(rows of cos_sin_cache)");
+  cpu::rotary_embedding({pos.data<const int64_t>(), rows_of<float>(q), rows_of<float>(k), cache.data<const float>(),
+                         args["T"], static_cast<int>(args["H"]), static_cast<int>(args["Hkv"]),
+                         static_cast<int>(args["D"])},
+                        cpu::active_isa(), threads);
+}
+
+void silu_and_mul(py::handle out, py::handle gate_up, int threads) {
+  Arguments args;
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
+  args.define("2F", 2 * args["F"]);
+  const TensorView in = args.tensor("gate_up", gate_up, kFloat32, kRows, {"T", "2F"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::silu_and_mul({rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, cpu::active_isa(), threads);
+}
+
+void check_sampling(const cpu::Sample& call) {
+  for (int64_t r = 0; r < call.num_rows; ++r) {
+    const std::string which = " in row " + std::to_string(r) + ".";
+    if (!(call.temperature[r] >= 0.0) || std::isinf(call.temperature[r])) {
+      reject("temperature: expected a finite number of at least 0, got " + std::to_string(call.temperature[r]) + which);
+    }
+    if (call.top_k[r] < -1) {
+      reject("top_k: expected -1 or 0 (off) or a positive number, got " + std::to_string(call.top_k[r]) + which);
+    }
+    if (!(call.top_p[r] > 0.0 && call.top_p[r] <= 1.0)) {
+      reject("top_p: expected a number in (0, 1], got " + std::to_string(call.top_p[r]) + which);
+    }
+  }
+}
+
+void sample(py::handle logits, py::handle temperature, py::handle top_k, py::handle top_p, py::handle seeds,
+            py::handle output_positions, py::handle out, int threads) {
+  Arguments args;
+  const TensorView rows = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
+  const TensorView temperatures = args.tensor("temperature", temperature, kFloat64, kContiguous, {"R"});
+  const TensorView ks = args.tensor("top_k", top_k, kInt32, kContiguous, {"R"});
+  const TensorView ps = args.tensor("top_p", top_p, kFloat64, kContiguous, {"R"});
+  const TensorView seed_bits = args.tensor("seeds", seeds, kInt64, kContiguous, {"R"});
+  const TensorView positions = args.tensor("output_positions", output_positions, kInt64, kContiguous, {"R"});
+  const TensorView ids = args.tensor("out", out, kInt64, kContiguous, {"R"});
+  check_threads(threads);
+  constexpr int64_t kMaxVocab = int64_t{1} << 31;
+  if (args["V"] < 1 || args["V"] >= kMaxVocab) {
+    reject("logits: expected a vocabulary V between 1 and 2^31 - 1, got shape " + rows.shape_text() + ".");
+  }
+  const py::gil_scoped_release released;
+  const cpu::Sample call{rows_of<const float>(rows), temperatures.data<const double>(), ks.data<const int32_t>(),
+                         ps.data<const double>(), seed_bits.data<const int64_t>(), positions.data<const int64_t>(),
+                         ids.data<int64_t>(), args["R"], args["V"]};
+  check_sampling(call);
+  check_range("output_positions", call.output_positions, call.num_rows, 0, int64_t{1} << 32,
+              "(a 32-bit Philox counter)");
+  cpu::sample(call, cpu::active_isa(), threads);
+}
+
+void gumbel_noise(uint64_t seed, uint32_t output_position, py::handle out) {
+  Arguments args;
+  const TensorView noise = args.tensor("out", out, kFloat64, kContiguous, {"V"});
+  const py::gil_scoped_release released;
+  cpu::gumbel_noise(seed, output_position, noise.data<double>(), args["V"]);
+}
+
+py::tuple philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+  const cpu::PhiloxCounter words = cpu::philox4x32_10({c0, c1, c2, c3}, {k0, k1});
+  return py::make_tuple(words[0], words[1], words[2], words[3]);
+}
+
+}  // namespace
+}  // namespace twinfer
+
+PYBIND11_MODULE(_cpu, m) {
+  using arg = pybind11::arg;
+  m.doc() = "CPU kernels of the fast tier; fast/kernels.py documents them.";
+  m.def("isa", [] { return twinfer::cpu::isa_name(twinfer::cpu::active_isa()); });
+  m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
+        arg("slot_mapping"), arg("threads"));
+  m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
+        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("threads"));
+  m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
+  m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
+        arg("threads"));
+  m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),
+        arg("cos_sin_cache"), arg("threads"));
+  m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("threads"));
+  m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("seeds"),
+        arg("output_positions"), arg("out"), arg("threads"));
+  m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));
+  m.def("philox4x32", &twinfer::philox4x32, arg("c0"), arg("c1"), arg("c2"), arg("c3"), arg("k0"), arg("k1"));
+}

@@ -1,0 +1,107 @@
+// The CPU kernels. Raw pointers only: nothing here knows Python or torch, and nothing is checked: every shape and
+// every index has been validated by the caller (csrc/bindings_cpu.cpp). Strides are in elements and lie between
+// consecutive rows; everything inside a row is contiguous.
+//
+// Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
+// F ffn size, V vocabulary, R logits rows.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/isa.h"
+
+namespace twinfer::cpu {
+
+// Row-major matrix whose rows may lie apart, such as a slice of a fused projection.
+template <class T>
+struct Rows {
+  T* data;
+  int64_t stride;
+
+  T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+struct CacheWrite {
+  Rows<const float> key;          // [T, Hkv*D]
+  Rows<const float> value;        // [T, Hkv*D]
+  float* k_cache;                 // [N, B, Hkv, D]
+  float* v_cache;                 // [N, B, Hkv, D]
+  const int64_t* slot_mapping;    // [T], block * B + offset
+  int64_t num_tokens;             // T
+  int64_t row_size;               // Hkv * D
+};
+void reshape_and_cache(const CacheWrite& args, int threads);
+
+struct PagedAttention {
+  Rows<float> out;                // [T, H*D]
+  Rows<const float> query;        // [T, H*D]
+  const float* k_cache;           // [N, B, Hkv, D]
+  const float* v_cache;           // [N, B, Hkv, D]
+  Rows<const int32_t> block_tables;    // [S, max_blocks]
+  const int32_t* query_start_loc;      // [S + 1]
+  const int32_t* seq_lens;             // [S]
+  int64_t num_seqs;               // S
+  int num_heads;                  // H
+  int num_kv_heads;               // Hkv
+  int head_dim;                   // D
+  int block_size;                 // B
+  float scale;
+};
+void paged_attention(const PagedAttention& args, Isa isa, int threads);
+
+struct RmsNorm {
+  Rows<float> out;                // [T, C]
+  Rows<const float> x;            // [T, C], may be `out`
+  const float* weight;            // [C]
+  int64_t num_tokens;             // T
+  int64_t hidden_size;            // C
+  float eps;
+};
+void rms_norm(const RmsNorm& args, Isa isa, int threads);
+
+struct FusedAddRmsNorm {
+  Rows<float> x;                  // [T, C]
+  Rows<float> residual;           // [T, C]
+  const float* weight;            // [C]
+  int64_t num_tokens;             // T
+  int64_t hidden_size;            // C
+  float eps;
+};
+void fused_add_rms_norm(const FusedAddRmsNorm& args, Isa isa, int threads);
+
+struct RotaryEmbedding {
+  const int64_t* positions;       // [T]
+  Rows<float> query;              // [T, H*D]
+  Rows<float> key;                // [T, Hkv*D]
+  const float* cos_sin_cache;     // [max_pos, D], a row is cos (D/2) then sin (D/2)
+  int64_t num_tokens;             // T
+  int num_heads;                  // H
+  int num_kv_heads;               // Hkv
+  int head_dim;                   // D
+};
+void rotary_embedding(const RotaryEmbedding& args, Isa isa, int threads);
+
+struct SiluAndMul {
+  Rows<float> out;                // [T, F]
+  Rows<const float> gate_up;      // [T, 2F]
+  int64_t num_tokens;             // T
+  int64_t ffn_size;               // F
+};
+void silu_and_mul(const SiluAndMul& args, Isa isa, int threads);
+
+struct Sample {
+  Rows<const float> logits;       // [R, V]
+  const double* temperature;      // [R]
+  const int32_t* top_k;           // [R], 0 or -1 = off
+  const double* top_p;            // [R]
+  const int64_t* seeds;           // [R], bit pattern of an unsigned 64-bit seed
+  const int64_t* output_positions;    // [R]
+  int64_t* out;                   // [R], -1 for a row with a NaN
+  int64_t num_rows;               // R
+  int64_t vocab_size;             // V
+};
+void sample(const Sample& args, Isa isa, int threads);
+
+void gumbel_noise(uint64_t seed, uint32_t output_position, double* out, int64_t vocab_size);
+
+}  // namespace twinfer::cpu

@@ -1,0 +1,233 @@
+"""The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extension.
+
+Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
+F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor described as "rows" may have any
+stride between its outermost entries (a slice of a fused projection); everything else must be contiguous.
+
+Every function checks dtype, shape, device, strides and the range of every index in C++ before it writes
+anything, and raises ValueError with the argument's name, what was expected and what was given. Results are the
+same bits for a row alone, in any batch and with any number of threads; only the instruction set (see `isa`) may
+change the last bits.
+"""
+
+from __future__ import annotations
+
+import torch  # first: the extension then shares the OpenMP runtime that torch has loaded
+
+try:
+    from fast import _cpu
+except ImportError as error:
+    raise ImportError(
+        f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
+        "`pip install --no-build-isolation -e .` in the repository."
+    ) from error
+
+_ISA = _cpu.isa()  # here, so that a wrong TWINFER_ISA is reported before any request runs
+
+
+def isa() -> str:
+    """The instruction set in use: `baseline`, `avx2` or `avx512`, the widest this CPU has.
+
+    The environment variable TWINFER_ISA, read once per process, forces one; importing this module raises
+    ValueError if it names an unknown one or one that this CPU lacks.
+    """
+    return _ISA
+
+
+def reshape_and_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Copies each token's K and V into its slot of the paged cache.
+
+    Args:
+        key, value: [T, Hkv, D], rows.
+        k_cache, v_cache: [N, B, Hkv, D], written in place.
+        slot_mapping: int64 [T]; slot = block * B + offset in the block.
+
+    Raises:
+        ValueError: a bad tensor, or a slot outside [0, N * B); then nothing is written.
+
+    Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
+    """
+    _cpu.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, torch.get_num_threads())
+
+
+def paged_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+) -> None:
+    """Causal attention of a ragged batch, prefill chunks and decodes mixed, over the paged cache.
+
+    The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s. Each attends
+    to itself and to all tokens before it, whose K and V must be in the cache. Query head h reads KV head
+    h // (H // Hkv).
+
+    Args:
+        out: [T, H, D], rows, written.
+        query: [T, H, D], rows.
+        k_cache, v_cache: [N, B, Hkv, D].
+        block_tables: int32 [S, max_blocks], rows; entries past a sequence's last token are not read.
+        query_start_loc: int32 [S + 1], ascending from 0 to T.
+        seq_lens: int32 [S], tokens of each sequence, its query rows included.
+        scale: factor on query . key, usually D ** -0.5.
+
+    Raises:
+        ValueError: a bad tensor, H no multiple of Hkv, offsets or lengths that do not fit together, or a
+            block outside [0, N).
+
+    PagedAttention: Kwon et al., SOSP 2023. Metadata as in vLLM's `v1/attention`.
+    """
+    _cpu.paged_attention(
+        out,
+        query,
+        k_cache,
+        v_cache,
+        block_tables,
+        query_start_loc,
+        seq_lens,
+        scale,
+        torch.get_num_threads(),
+    )
+
+
+def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """out = x / sqrt(mean(x ** 2) + eps) * weight for each row.
+
+    Args:
+        out: [T, C], rows, written; may be `x`.
+        x: [T, C], rows.
+        weight: [C].
+        eps: added to the mean of squares.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    Zhang and Sennrich, NeurIPS 2019.
+    """
+    _cpu.rms_norm(out, x, weight, eps, torch.get_num_threads())
+
+
+def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """residual += x, then x = rms_norm(residual), in one pass over each row.
+
+    Args:
+        x: [T, C], rows; a layer's output, replaced by the next layer's input.
+        residual: [T, C], rows, updated in place.
+        weight: [C].
+        eps: added to the mean of squares.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    Name and meaning are those of vLLM's `csrc/layernorm_kernels.cu`.
+    """
+    _cpu.fused_add_rms_norm(x, residual, weight, eps, torch.get_num_threads())
+
+
+def rotary_embedding(
+    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_cache: torch.Tensor
+) -> None:
+    """Rotates query and key in place by their positions: dimensions i and i + D/2 form a pair (NeoX style).
+
+    Args:
+        positions: int64 [T].
+        query: [T, H, D], rows, D even.
+        key: [T, Hkv, D], rows.
+        cos_sin_cache: [max_pos, D]; row p is the D/2 cosines, then the D/2 sines of position p.
+
+    Raises:
+        ValueError: a bad tensor, D odd, or a position outside [0, max_pos); then nothing is written.
+
+    RoFormer: Su et al., 2021. The cache is that of vLLM's `rotary_embedding`.
+    """
+    _cpu.rotary_embedding(positions, query, key, cos_sin_cache, torch.get_num_threads())
+
+
+def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
+    """out = silu(gate) * up, where a row of `gate_up` is the gate's F numbers, then the F of up.
+
+    Args:
+        out: [T, F], rows, written.
+        gate_up: [T, 2F], rows.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    SwiGLU: Shazeer, 2020. Name as in vLLM's `csrc/activation_kernels.cu`.
+    """
+    _cpu.silu_and_mul(out, gate_up, torch.get_num_threads())
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seeds: torch.Tensor,
+    output_positions: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Draws one token a row: temperature, top-k, top-p, then the argmax of logit / temperature + Gumbel noise.
+
+    A temperature below 1e-5 takes the largest logit. Top-k keeps the k largest logits; top-p then keeps the
+    smallest set of most likely tokens whose probability reaches top_p, at least one. Equal logits rank by
+    ascending token id everywhere. The noise is a function of seed, output position and token id alone (see
+    `gumbel_noise`), so a row's token does not depend on the batch. Arithmetic is float64.
+
+    Args:
+        logits: [R, V], rows.
+        temperature: float64 [R], finite, at least 0.
+        top_k: int32 [R]; 0 or -1 is off, more than V is V.
+        top_p: float64 [R], in (0, 1].
+        seeds: int64 [R], the bit pattern of an unsigned 64-bit seed.
+        output_positions: int64 [R], place of the drawn token among the request's output tokens, from 0.
+        out: int64 [R], written; -1 for a row that contains NaN.
+
+    Raises:
+        ValueError: a bad tensor, or a parameter out of range; then nothing is written.
+    """
+    _cpu.sample(logits, temperature, top_k, top_p, seeds, output_positions, out, torch.get_num_threads())
+
+
+def gumbel_noise(seed: int, output_position: int, out: torch.Tensor) -> None:
+    """Writes the noise that `sample` adds to the logits of token ids 0 .. V-1.
+
+    noise = -log(-log u) with u = (word + 0.5) * 2 ** -32, where word is number id % 4 of Philox4x32-10 with
+    the counter (id // 4, output_position, 0, 0) and the key (low 32 bits, high 32 bits) of the seed.
+
+    Args:
+        seed: in [0, 2 ** 64).
+        output_position: in [0, 2 ** 32).
+        out: float64 [V], written.
+
+    Raises:
+        ValueError: a bad tensor, or a number out of range.
+    """
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed: expected an unsigned 64-bit number, got {seed}.")
+    if not 0 <= output_position < 1 << 32:
+        raise ValueError(f"output_position: expected an unsigned 32-bit number, got {output_position}.")
+    _cpu.gumbel_noise(seed, output_position, out)
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The four 32-bit words of Philox4x32-10 for a counter and a key of 32-bit words.
+
+    Raises:
+        ValueError: a word outside [0, 2 ** 32).
+
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    if not all(0 <= word < 1 << 32 for word in (*counter, *key)):
+        raise ValueError(f"philox4x32: expected unsigned 32-bit words, got counter {counter} and key {key}.")
+    return _cpu.philox4x32(*counter, *key)

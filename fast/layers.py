@@ -1,0 +1,118 @@
+"""The layers of a decoder that work on each token alone. Twin: `reference/layers.py`.
+
+What differs:
+
+- `Linear` multiplies with oneDNN where torch has it; the numbers are beside the code.
+- `RMSNorm` adds the residual and normalises in one pass over each row, in place: the row is read once, while
+  it is in the cache.
+- `RotaryEmbedding` turns query and key in place, in slices of the fused projection.
+- `silu_and_mul` reads both halves and writes the product in one pass, with a vectorised exponential.
+
+C is a layer's input width, F its output width; T tokens, H query heads, Hkv KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+import torch
+import torch.nn.functional
+
+from fast import kernels
+
+
+def _onednn_linear() -> Any:
+    """oneDNN's x W^T on plain tensors, or None where this build of torch lacks it.
+
+    `F.linear`, `torch.mv` and `torch.mm(out=)` all end in MKL: its float32 gemv runs on one core, and its
+    gemm leaves AVX-512 unused on processors that are not Intel's. Measured on two Zen 5 cores, [M, 576] x
+    [3072, 576]^T, us a call:
+
+        M             1     2     8     32     512
+        F.linear    419   681   543    825    7938      (mv with out=: 409, 1-D input: 403)
+        oneDNN      169   235   258    424    3751
+
+    Both accumulate in float32. oneDNN compiles a kernel for each new M, about a millisecond once. The
+    operator is the one that torch's own compiler emits for a linear layer; it has no public name.
+    """
+    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return operator.default if operator is not None else None  # .default skips the search for an overload
+
+
+_ONEDNN_LINEAR = _onednn_linear()
+
+
+class Linear:
+    """y = x W^T, with the weight stored [out, in] as checkpoints store it; a mapped weight is never copied."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight  # [F, C]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, C] -> [T, F]."""
+        if _ONEDNN_LINEAR is None:
+            return torch.nn.functional.linear(x, self.weight)
+        # No bias, and no activation fused behind the product.
+        y: torch.Tensor = _ONEDNN_LINEAR(x, self.weight, None, "none", [], "")
+        return y
+
+
+class RMSNorm:
+    """Divide each row by its root mean square, then scale each column.
+
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019); residual form as in vLLM's
+    `RMSNorm`.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self.weight = weight  # [C]
+        self.eps = eps
+
+    @overload
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @overload
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """[T, C] -> normed [T, C]; with a residual, in place: (normed x + residual, x + residual)."""
+        if residual is None:
+            normed = torch.empty_like(x)  # [T, C]
+            kernels.rms_norm(normed, x, self.weight, self.eps)
+            return normed
+        kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
+        return x, residual
+
+
+class RotaryEmbedding:
+    """Turn each pair of numbers (x[i], x[i + D/2]) of a head by an angle that grows with the token's
+    position.
+
+    The table is computed with NumPy in float32, operation by operation as the twin does: at position 8000 a
+    float32 angle is rounded by up to 2^-12 radians, and two libraries need not round alike.
+    """
+
+    def __init__(self, head_dim: int, max_position: int, theta: float) -> None:
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)  # [D/2]
+        inv_freq = np.float32(1) / np.float32(theta) ** exponents  # [D/2], radians per position
+        angles = np.arange(max_position, dtype=np.float32)[:, None] * inv_freq  # [max_position, D/2]
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)  # [max_position, D]
+        self.cos_sin_cache = torch.from_numpy(table)
+
+    def __call__(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions [T], query [T, H, D], key [T, Hkv, D] -> query and key, turned in place."""
+        kernels.rotary_embedding(positions, query, key, self.cos_sin_cache)
+        return query, key
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of a row that holds both, gate first: [T, 2F] -> [T, F]. silu(x) = x / (1 + e^-x)."""
+    num_tokens, width = gate_up.shape
+    activated = torch.empty((num_tokens, width // 2), dtype=gate_up.dtype, device=gate_up.device)  # [T, F]
+    kernels.silu_and_mul(activated, gate_up)
+    return activated

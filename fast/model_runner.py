@@ -1,0 +1,278 @@
+"""From a schedule to tokens. Twin: `reference/model_runner.py`.
+
+What differs:
+
+- The batch is persistent: a request keeps one row of preallocated arrays from admission to its end, and a
+  step applies only what changed. The twin rebuilds everything from lists in every step.
+- A step's input is made by array arithmetic (repeat, cumulative sum, one gather): there is no Python loop
+  over tokens, and the only loops over requests read the schedule.
+- Requests stand in the order of their rows, not of the schedule. When all of them are scheduled, the block
+  tables the kernels read are a view of the persistent table.
+- A step that samples nothing, such as a lone prefill chunk, skips the head.
+
+Source: vLLM's `v1/worker/gpu_model_runner.py` and `v1/worker/gpu_input_batch.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from fast.attention import AttentionMetadata
+from fast.models import get_model_class
+from fast.sampler import Sampler, SamplingMetadata
+from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.protocols import Checkpoint
+from reference.contracts.schedule import (
+    ModelRunnerOutput,
+    NewRequestData,
+    RunningRequestData,
+    SchedulerOutput,
+)
+
+NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+
+
+def _ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The ranges [starts[i], starts[i] + counts[i]), one after the other: int64 [sum of counts]."""
+    ends = np.cumsum(counts)
+    ragged: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - ends + counts, counts)
+    return ragged
+
+
+class _RaggedTable:
+    """Rows of unequal length in one preallocated array.
+
+    Invariant: row r is values[r, :lengths[r]] and zeros behind it. The operating system provides a page when
+    it is first written, so short rows do not pay for the longest one possible.
+    """
+
+    def __init__(self, num_rows: int, max_length: int) -> None:
+        self.values = np.zeros((num_rows, max_length), dtype=np.int32)  # [rows, max_length]
+        self.lengths = np.zeros(num_rows, dtype=np.int64)  # [rows]
+
+    def set_row(self, row: int, values: Sequence[int]) -> None:
+        self.values[row, : len(values)] = values
+        self.values[row, len(values) : self.lengths[row]] = 0
+        self.lengths[row] = len(values)
+
+    def append(self, rows: np.ndarray, parts: Sequence[Sequence[int]]) -> None:
+        """Append parts[i] to row rows[i], for all i at once. No row may be named twice."""
+        counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        columns = _ragged_arange(self.lengths[rows], counts)
+        values = np.fromiter(chain.from_iterable(parts), dtype=np.int32, count=len(columns))
+        self.values[np.repeat(rows, counts), columns] = values
+        self.lengths[rows] += counts
+
+    def move_row(self, source: int, target: int) -> None:
+        width = max(self.lengths[source], self.lengths[target])  # the zeros too, where the target was longer
+        self.values[target, :width] = self.values[source, :width]
+        self.lengths[target] = self.lengths[source]
+
+
+class _InputBatch:
+    """One row a request. Rows [0, num_requests) are in use, without holes and in no meaningful order.
+
+    A running request that a step does not schedule keeps its row. `max_num_seqs` rows suffice: the requests
+    with state here are the scheduler's running ones, and those that left them are removed before new ones are
+    added.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        rows, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
+        self.req_ids: list[str] = []
+        self.row_of: dict[str, int] = {}
+        self.token_ids = _RaggedTable(rows, max_model_len)
+        self.block_tables = _RaggedTable(rows, cdiv(max_model_len, config.cache.block_size))
+        self.num_prompt_tokens = np.zeros(rows, dtype=np.int64)
+        self.num_computed_tokens = np.zeros(rows, dtype=np.int64)
+        self.temperature = np.zeros(rows, dtype=np.float64)
+        self.top_k = np.zeros(rows, dtype=np.int32)
+        self.top_p = np.zeros(rows, dtype=np.float64)
+        self.seeds = np.zeros(rows, dtype=np.uint64)
+        self._columns: tuple[np.ndarray, ...] = (
+            self.num_prompt_tokens,
+            self.num_computed_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.seeds,
+        )
+
+    def add(self, new: NewRequestData) -> None:
+        row = len(self.req_ids)
+        self.req_ids.append(new.request_id)
+        self.row_of[new.request_id] = row
+        self.token_ids.set_row(row, new.token_ids)
+        self.block_tables.set_row(row, new.block_ids)
+        self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.num_computed_tokens[row] = new.num_computed_tokens
+        self.temperature[row] = new.sampling_params.temperature
+        self.top_k[row] = new.sampling_params.top_k
+        self.top_p[row] = new.sampling_params.top_p
+        self.seeds[row] = new.seed & (2**64 - 1)
+
+    def remove(self, request_id: str) -> None:
+        """Close the hole with the last row. An unknown id is ignored: a request may end before its first step."""
+        row = self.row_of.pop(request_id, None)
+        if row is None:
+            return
+        last_id = self.req_ids.pop()
+        if last_id == request_id:
+            return
+        last = len(self.req_ids)
+        self.req_ids[row] = last_id
+        self.row_of[last_id] = row
+        self.token_ids.move_row(last, row)
+        self.block_tables.move_row(last, row)
+        for column in self._columns:
+            column[row] = column[last]
+
+    def update(self, running: Sequence[RunningRequestData]) -> None:
+        """Apply the deltas of all running requests."""
+        rows = np.array([self.row_of[delta.request_id] for delta in running], dtype=np.int64)  # [S]
+        self.num_computed_tokens[rows] = [delta.num_computed_tokens for delta in running]
+        self.token_ids.append(rows, [delta.new_token_ids for delta in running])
+        grown = [i for i, delta in enumerate(running) if delta.new_block_ids]
+        if grown:  # a decode takes a new block in one step of B
+            self.block_tables.append(rows[grown], [running[i].new_block_ids for i in grown])
+
+    def scheduled(self, num_scheduled_tokens: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Scheduled rows, ascending, and their numbers of tokens: two int64 [S]."""
+        counts = np.zeros(len(self.req_ids), dtype=np.int64)  # [num_requests]
+        unordered = [self.row_of[request_id] for request_id in num_scheduled_tokens]
+        counts[unordered] = list(num_scheduled_tokens.values())
+        rows = np.flatnonzero(counts)
+        return rows, counts[rows]
+
+    def block_tables_of(self, rows: np.ndarray) -> np.ndarray:
+        """int32 [S, max_blocks], cut to the longest table of these ascending rows; a view if they are all rows."""
+        max_blocks = self.block_tables.lengths[rows].max()
+        if len(rows) == len(self.req_ids):
+            return self.block_tables.values[: len(rows), :max_blocks]
+        selected: np.ndarray = self.block_tables.values[rows, :max_blocks]
+        return selected
+
+
+@dataclass(frozen=True)
+class _StepInput:
+    """One step's input. Rows of one request are contiguous; see `AttentionMetadata` for who is who."""
+
+    input_ids: torch.Tensor  # int32 [T]
+    positions: torch.Tensor  # int64 [T]
+    attention: AttentionMetadata
+    sampling_rows: np.ndarray  # int64 [R], batch rows of the requests that reach their last known token
+    logits_rows: torch.Tensor  # int64 [R], where that token stands among the T
+
+
+class ModelRunner:
+    """Holds the weights, the KV cache, and a copy of every scheduled request's tokens and block table.
+
+    Args:
+        config: sizes of model, cache and batch.
+        checkpoint: the weights.
+
+    Raises:
+        ValueError: the device or the architecture is not supported, or the checkpoint does not fit the
+        architecture.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        if config.device != "cpu":
+            raise ValueError(f"The fast tier runs on the CPU only: pass device='cpu', not {config.device!r}.")
+        model, cache = config.model, config.cache
+        self.block_size = cache.block_size
+        self.keep_logits = config.keep_logits
+        self.model = get_model_class(model.architecture)(model, checkpoint)
+        self.sampler = Sampler()
+        # [N, B, Hkv, D]
+        shape = (cache.num_blocks, cache.block_size, model.num_key_value_heads, model.head_dim)
+        # NumPy's zeros are pages that come into being when first written; torch.zeros writes all of them now.
+        self.kv_caches = [
+            (torch.from_numpy(np.zeros(shape, np.float32)), torch.from_numpy(np.zeros(shape, np.float32)))
+            for _ in range(model.num_hidden_layers)
+        ]
+        self._batch = _InputBatch(config)
+
+    def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute the scheduled tokens' K and V, and the next token of each request that has caught up."""
+        self._update_states(schedule)
+        if not schedule.num_scheduled_tokens:
+            return ModelRunnerOutput(sampled_token_ids={})
+        step = self._prepare_inputs(schedule)
+        with torch.inference_mode():
+            # hidden is [T, C]
+            hidden = self.model.forward(step.input_ids, step.positions, self.kv_caches, step.attention)
+            if not len(step.sampling_rows):
+                return ModelRunnerOutput(sampled_token_ids={}, logits={} if self.keep_logits else None)
+            logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
+            token_ids = self.sampler(logits, self._sampling_metadata(step.sampling_rows))  # R
+        return self._make_output(step.sampling_rows, token_ids, logits)
+
+    def _update_states(self, schedule: SchedulerOutput) -> None:
+        """Forget first: a request that was preempted, or an id that is used again, comes back as new."""
+        for request_id in chain(schedule.finished_req_ids, schedule.preempted_req_ids):
+            self._batch.remove(request_id)
+        for new in schedule.scheduled_new_reqs:
+            self._batch.add(new)
+        if schedule.scheduled_running_reqs:
+            self._batch.update(schedule.scheduled_running_reqs)
+
+    def _prepare_inputs(self, schedule: SchedulerOutput) -> _StepInput:
+        """Lay the requests' scheduled tokens side by side, in the order of their rows."""
+        batch = self._batch
+        rows, counts = batch.scheduled(schedule.num_scheduled_tokens)  # [S]
+        starts = batch.num_computed_tokens[rows]  # [S]
+        seq_lens = starts + counts  # [S]
+        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)  # [S + 1]
+        np.cumsum(counts, out=query_start_loc[1:])
+        # Behind its end a row reads as token 0 and block 0: a schedule that went too far would quietly compute.
+        assert (seq_lens <= batch.token_ids.lengths[rows]).all(), "scheduled beyond the known tokens"
+        assert (seq_lens <= batch.block_tables.lengths[rows] * self.block_size).all(), (
+            "scheduled beyond the blocks"
+        )
+
+        token_rows = np.repeat(rows, counts)  # [T]
+        positions = _ragged_arange(starts, counts)  # [T]
+        input_ids = batch.token_ids.values[token_rows, positions]  # [T]
+        blocks = batch.block_tables.values[token_rows, positions // self.block_size].astype(np.int64)  # [T]
+        slots = blocks * self.block_size + positions % self.block_size  # [T]
+
+        caught_up = seq_lens == batch.token_ids.lengths[rows]  # [S]
+        return _StepInput(
+            input_ids=torch.from_numpy(input_ids),
+            positions=torch.from_numpy(positions),
+            attention=AttentionMetadata(
+                query_start_loc=torch.from_numpy(query_start_loc),
+                seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
+                block_tables=torch.from_numpy(batch.block_tables_of(rows)),
+                slot_mapping=torch.from_numpy(slots),
+            ),
+            sampling_rows=rows[caught_up],
+            logits_rows=torch.from_numpy(query_start_loc[1:][caught_up] - 1),
+        )
+
+    def _sampling_metadata(self, rows: np.ndarray) -> SamplingMetadata:
+        batch = self._batch
+        output_positions = batch.token_ids.lengths[rows] - batch.num_prompt_tokens[rows]  # [R]
+        return SamplingMetadata(
+            temperature=torch.from_numpy(batch.temperature[rows]),
+            top_k=torch.from_numpy(batch.top_k[rows]),
+            top_p=torch.from_numpy(batch.top_p[rows]),
+            seeds=torch.from_numpy(batch.seeds[rows].view(np.int64)),
+            output_positions=torch.from_numpy(output_positions),
+        )
+
+    def _make_output(self, rows: np.ndarray, token_ids: list[int], logits: torch.Tensor) -> ModelRunnerOutput:
+        request_ids = [self._batch.req_ids[row] for row in rows.tolist()]
+        sampled = {r: [token_id] for r, token_id in zip(request_ids, token_ids, strict=True) if token_id >= 0}
+        errors = {r: NAN_LOGITS for r in request_ids if r not in sampled}
+        kept = None
+        if self.keep_logits:
+            values = logits.numpy()  # [R, V]
+            kept = {r: values[i] for i, r in enumerate(request_ids) if r in sampled}
+        return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors, logits=kept)

@@ -1,0 +1,147 @@
+"""The flat options of `LLM(...)` and of the command line, and how they become an `EngineConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from reference.contracts.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+    cdiv,
+)
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_KV_CACHE_MEMORY = 512 * 1024**2  # bytes
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Options of an engine; names, defaults and meanings are vLLM's where the thing exists there.
+
+    Args:
+        model: name of the embedded model, a Hugging Face style folder, or a GGUF file.
+        block_size: tokens a KV cache block holds.
+        max_num_seqs: requests that may run at once.
+        max_num_batched_tokens: tokens one step may compute.
+        enable_prefix_caching: let requests reuse the KV blocks of equal prefixes.
+        enable_chunked_prefill: let a long prompt be computed over several steps.
+        long_prefill_token_threshold: tokens one request may get in a step while others are there; 0 = no limit.
+        scheduling_policy: "fcfs" or "priority".
+        num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
+        kv_cache_memory: bytes for the pool, 512 MiB unless given.
+        max_model_len: longest sequence in tokens; the model's own limit unless given.
+        seed: from which requests without a seed get theirs.
+        device: "auto" or "cpu".
+        trace: record a StepTrace for every step.
+        keep_logits: keep the logits each token was drawn from (for comparing tiers).
+    """
+
+    model: str = DEFAULT_MODEL
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    max_model_len: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    trace: bool = False
+    keep_logits: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be an integer, got {value!r}.")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
+        if self.scheduling_policy not in get_args(SchedulingPolicy):
+            raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}.")
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ValueError("num_blocks and kv_cache_memory both set the size of the pool; give only one of them.")
+
+    def create_engine_config(self, model: ModelConfig, default_device: str) -> EngineConfig:
+        """Replace every "unless given" by a number.
+
+        Raises:
+            ValueError: the options contradict each other or the model.
+        """
+        max_model_len = self.max_model_len or model.max_position_embeddings
+        if max_model_len > model.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len ({max_model_len}) is above the {model.max_position_embeddings} positions the model knows."
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
+            raise ValueError(
+                f"Without chunked prefill a prompt must fit into one step: raise max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}) to max_model_len ({max_model_len}), or lower the latter."
+            )
+        return EngineConfig(
+            model=model,
+            cache=CacheConfig(self.block_size, self._num_blocks(model, max_model_len), self.enable_prefix_caching),
+            scheduler=SchedulerConfig(
+                max_model_len=max_model_len,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                scheduling_policy=self.scheduling_policy,
+            ),
+            seed=self.seed,
+            device=default_device if self.device == "auto" else self.device,
+            trace=self.trace,
+            keep_logits=self.keep_logits,
+        )
+
+    def _num_blocks(self, model: ModelConfig, max_model_len: int) -> int:
+        if self.num_blocks is not None:
+            return self.num_blocks
+        block_bytes = model.kv_bytes_per_token() * self.block_size
+        memory = DEFAULT_KV_CACHE_MEMORY if self.kv_cache_memory is None else self.kv_cache_memory
+        if memory < 2 * block_bytes:
+            raise ValueError(
+                f"kv_cache_memory ({memory} bytes) holds fewer than two blocks of {block_bytes} bytes; raise it or lower "
+                f"block_size."
+            )
+        # More blocks than max_num_seqs full-length requests can hold would never be touched.
+        most = self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1
+        return min(memory // block_bytes, most)
+
+
+_LEAST = {
+    "block_size": 1,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "long_prefill_token_threshold": 0,
+    "num_blocks": 2,
+    "kv_cache_memory": 1,
+    "max_model_len": 2,
+    "seed": 0,
+}
+_OPTIONAL = ("num_blocks", "kv_cache_memory", "max_model_len")
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "trace", "keep_logits")
+
+
+def describe(config: EngineConfig) -> str:
+    """The start-up line: blocks, the tokens they hold, and how many requests of full length fit."""
+    cache, limit = config.cache, config.scheduler.max_model_len
+    num_tokens = cache.num_usable_blocks * cache.block_size
+    full_length = cache.num_usable_blocks / cdiv(limit, cache.block_size)
+    megabytes = cache.num_blocks * cache.block_size * config.model.kv_bytes_per_token() / 1024**2
+    return (
+        f"KV cache: {cache.num_usable_blocks} blocks of {cache.block_size} tokens = {num_tokens} tokens "
+        f"({megabytes:.0f} MiB), room for {full_length:.2f} requests of {limit} tokens."
+    )

@@ -1,0 +1,99 @@
+"""Input processor, engine core and output processor in a row: text in, text out, a step at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from reference.contracts.config import EngineConfig
+from reference.contracts.protocols import Checkpoint, EngineCoreClient, Tier
+from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.checkpoint import load_checkpoint
+from reference.frontend.engine_args import EngineArgs, describe
+from reference.frontend.engine_core import EngineCore, InprocClient, OnStep
+from reference.frontend.input_processor import InputProcessor, Prompt
+from reference.frontend.model_store import resolve_model
+from reference.frontend.output_processor import OutputProcessor
+from reference.frontend.outputs import RequestOutput
+from reference.frontend.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger("twinfer")
+
+
+class LLMEngine:
+    """The synchronous engine (vLLM's `LLMEngine`).
+
+    Args:
+        config: resolved sizes and limits.
+        tier: the implementation to run.
+        checkpoint: the weights.
+        tokenizer: the model's tokenizer.
+        on_step: see `EngineCore`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tier: Tier,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.engine_core = EngineCore(config, tier, checkpoint, on_step)
+        self.client: EngineCoreClient = InprocClient(self.engine_core)
+        self.input_processor = InputProcessor(config, tokenizer)
+        self.output_processor = OutputProcessor(tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs, tier: Tier, on_step: OnStep | None = None) -> LLMEngine:
+        """Load the model and build the engine.
+
+        Raises:
+            ValueError: the model cannot be found or read, or the options contradict each other.
+        """
+        path = resolve_model(args.model)
+        checkpoint = load_checkpoint(path)
+        config = args.create_engine_config(checkpoint.config, tier.default_device())
+        engine = cls(config, tier, checkpoint, load_tokenizer(path), on_step)
+        logger.info("%s on the %s tier. %s", args.model, tier.name, describe(config))
+        return engine
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: the prompt or a parameter is not acceptable, or the id is taken; nothing was queued.
+        """
+        if request_id in self.output_processor.states:
+            raise ValueError(f"A request with the id {request_id!r} is already in the engine.")
+        request, text = self.input_processor.process(
+            request_id, prompt, sampling_params, priority=priority, cache_salt=cache_salt
+        )
+        self.client.add_request(request)
+        self.output_processor.add_request(request, text)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one engine step; returns an output for each request that got a token or ended."""
+        outputs, to_abort = self.output_processor.process_outputs(self.client.get_output())
+        if to_abort:
+            self.client.abort_requests(to_abort)
+        return outputs
+
+    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now; returns their last outputs. Unknown and finished ids are ignored."""
+        request_ids = list(request_ids)
+        self.client.abort_requests(request_ids)
+        return self.output_processor.abort_requests(request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.client.has_unfinished_requests()

@@ -1,0 +1,54 @@
+"""What a caller gets back. Names are vLLM's (`vllm/outputs.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class CompletionOutput:
+    """One generated sequence.
+
+    `text` and `token_ids` are everything so far; `delta_text` is what this output adds to the one before it, so a
+    stream is the concatenation of the deltas and nobody has to compare strings.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    delta_text: str = ""
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """What one request cost. Times are in seconds, counted from its arrival in the engine."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_preemptions: int = 0
+    ttft_s: float | None = None  # time to first token
+    latency_s: float | None = None  # time to the last token
+
+
+@dataclass
+class RequestOutput:
+    """State of a request after a step; the last one has `finished` set."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt came as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    error: str | None = field(default=None)  # why, when the finish reason is "error"
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.metrics.num_cached_tokens

@@ -1,0 +1,21 @@
+"""Which class runs which architecture. A checkpoint's `config.json` (or GGUF header) names the architecture."""
+
+from __future__ import annotations
+
+from reference.models.llama import LlamaForCausalLM
+
+_MODELS = {"LlamaForCausalLM": LlamaForCausalLM}
+
+
+def get_model_class(architecture: str) -> type[LlamaForCausalLM]:
+    """The model class for an architecture name.
+
+    Raises:
+        ValueError: no class here runs it; the sentence lists those that exist.
+    """
+    try:
+        return _MODELS[architecture]
+    except KeyError:
+        known = ", ".join(sorted(_MODELS))
+        message = f"The architecture {architecture!r} is not supported; choose a model of: {known}."
+        raise ValueError(message) from None

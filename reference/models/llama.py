@@ -1,0 +1,152 @@
+"""Llama: a stack of identical layers, each attention then MLP, each added to a residual stream.
+
+Tokens of all requests stand in one flat batch [T, C]: every layer but attention works on each row alone, and attention
+alone is told, by its metadata, which rows belong together. That is why prefill chunks and decodes can share a batch.
+
+C is the hidden size, F the intermediate size; the other letters are the usual ones.
+Source: Touvron et al., "LLaMA" (2023); structure as in vLLM's `model_executor/models/llama.py`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference.attention import AttentionMetadata, paged_attention, write_kv_cache
+from reference.contracts.config import ModelConfig
+from reference.contracts.protocols import Checkpoint
+from reference.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
+
+KVCache = tuple[np.ndarray, np.ndarray]  # K and V of one layer, each [N, B, Hkv, D]
+
+
+class LlamaAttention:
+    """Project to queries, keys and values, turn them by position, remember K and V, attend, project back."""
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, prefix: str, rotary_emb: RotaryEmbedding
+    ) -> None:
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.rotary_emb = rotary_emb
+        self.q_proj = Linear(checkpoint.tensor(f"{prefix}.q_proj.weight"))  # [H*D, C]
+        self.k_proj = Linear(checkpoint.tensor(f"{prefix}.k_proj.weight"))  # [Hkv*D, C]
+        self.v_proj = Linear(checkpoint.tensor(f"{prefix}.v_proj.weight"))  # [Hkv*D, C]
+        self.o_proj = Linear(checkpoint.tensor(f"{prefix}.o_proj.weight"))  # [C, H*D]
+
+    def forward(
+        self, positions: np.ndarray, hidden: np.ndarray, kv_cache: KVCache, metadata: AttentionMetadata
+    ) -> np.ndarray:
+        """[T, C] -> [T, C].
+
+        The K and V of the whole batch are written before anyone attends: a token must see its own key, and a request
+        may share a block that another request fills in this very step.
+        """
+        num_tokens = len(hidden)
+        query = self.q_proj(hidden).reshape(num_tokens, self.num_heads, self.head_dim)  # [T, H, D]
+        key = self.k_proj(hidden).reshape(num_tokens, self.num_kv_heads, self.head_dim)  # [T, Hkv, D]
+        value = self.v_proj(hidden).reshape(num_tokens, self.num_kv_heads, self.head_dim)  # [T, Hkv, D]
+        query, key = self.rotary_emb(positions, query, key)
+
+        k_cache, v_cache = kv_cache
+        write_kv_cache(key, value, k_cache, v_cache, metadata)
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale)  # [T, H, D]
+        return self.o_proj(output.reshape(num_tokens, -1))  # [T, C]
+
+
+class LlamaMLP:
+    """SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer, "GLU Variants Improve Transformer" (2020)."""
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> None:
+        self.gate_proj = Linear(checkpoint.tensor(f"{prefix}.gate_proj.weight"))  # [F, C]
+        self.up_proj = Linear(checkpoint.tensor(f"{prefix}.up_proj.weight"))  # [F, C]
+        self.down_proj = Linear(checkpoint.tensor(f"{prefix}.down_proj.weight"))  # [C, F]
+
+    def forward(self, hidden: np.ndarray) -> np.ndarray:
+        """[T, C] -> [T, C]."""
+        gate_up = np.concatenate([self.gate_proj(hidden), self.up_proj(hidden)], axis=-1)  # [T, 2F]
+        return self.down_proj(silu_and_mul(gate_up))  # [T, C]
+
+
+class LlamaDecoderLayer:
+    """One layer: norm, attention, norm, MLP, around a residual stream that is only ever added to.
+
+    The addition of a block's output is left to the next norm, which needs the sum anyway (vLLM's convention): a layer
+    takes and returns the pair (output not yet added, residual stream).
+    """
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, prefix: str, rotary_emb: RotaryEmbedding
+    ) -> None:
+        self.self_attn = LlamaAttention(config, checkpoint, f"{prefix}.self_attn", rotary_emb)
+        self.mlp = LlamaMLP(config, checkpoint, f"{prefix}.mlp")
+        self.input_layernorm = RMSNorm(
+            checkpoint.tensor(f"{prefix}.input_layernorm.weight"), config.rms_norm_eps
+        )
+        self.post_attention_layernorm = RMSNorm(
+            checkpoint.tensor(f"{prefix}.post_attention_layernorm.weight"), config.rms_norm_eps
+        )
+
+    def forward(
+        self,
+        positions: np.ndarray,
+        hidden: np.ndarray,
+        residual: np.ndarray,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(hidden [T, C], residual [T, C]) -> the same pair after this layer."""
+        hidden, residual = self.input_layernorm(hidden, residual)
+        hidden = self.self_attn.forward(positions, hidden, kv_cache, metadata)
+        hidden, residual = self.post_attention_layernorm(hidden, residual)
+        return self.mlp.forward(hidden), residual
+
+
+class LlamaForCausalLM:
+    """Embedding, layers, final norm, and the head that scores every token of the vocabulary.
+
+    Raises:
+        ValueError: the checkpoint lacks a tensor, or holds one that no part of this model asked for.
+    """
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
+        self.embed_tokens = checkpoint.tensor("model.embed_tokens.weight")  # [V, C]
+        rotary_emb = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope_theta)
+        self.layers = [
+            LlamaDecoderLayer(config, checkpoint, f"model.layers.{i}", rotary_emb)
+            for i in range(config.num_hidden_layers)
+        ]
+        self.norm = RMSNorm(checkpoint.tensor("model.norm.weight"), config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        self.lm_head = Linear(self.embed_tokens if tied else checkpoint.tensor("lm_head.weight"))  # [V, C]
+        checkpoint.check_all_used()
+
+    def forward(
+        self,
+        input_ids: np.ndarray,
+        positions: np.ndarray,
+        kv_caches: list[KVCache],
+        metadata: AttentionMetadata,
+    ) -> np.ndarray:
+        """Run all layers over a flat batch.
+
+        Args:
+            input_ids: [T] token ids of all requests, one after the other.
+            positions: [T] position of each token in its own request.
+            kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; the batch's K and V are written into them.
+            metadata: who is who in the batch.
+
+        Returns:
+            [T, C], the final norm applied.
+        """
+        hidden = self.embed_tokens[input_ids]  # [T, C]
+        residual = np.zeros_like(hidden)  # [T, C]
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            hidden, residual = layer.forward(positions, hidden, residual, kv_cache, metadata)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+    def compute_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """[R, C] -> [R, V]. Only rows that sample are worth this: it is the largest matrix of the model."""
+        return self.lm_head(hidden)

@@ -1,0 +1,220 @@
+"""Every argument of every kernel: a wrong dtype, shape, device or layout is one sentence that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fast import kernels
+
+Call = tuple[Callable[..., None], dict[str, Any]]
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def valid_calls() -> dict[str, Call]:
+    """One valid call of each kernel, by name."""
+    zeros = torch.zeros
+    caches = {"k_cache": zeros(6, 4, 2, 8), "v_cache": zeros(6, 4, 2, 8)}
+    return {
+        "reshape_and_cache": (
+            kernels.reshape_and_cache,
+            {"key": zeros(3, 2, 8), "value": zeros(3, 2, 8), **caches, "slot_mapping": torch.arange(3)},
+        ),
+        "paged_attention": (
+            kernels.paged_attention,
+            {
+                "out": zeros(3, 4, 8),
+                "query": zeros(3, 4, 8),
+                **caches,
+                "block_tables": zeros(2, 5, dtype=torch.int32),
+                "query_start_loc": ints(0, 2, 3),
+                "seq_lens": ints(7, 1),
+                "scale": 0.5,
+            },
+        ),
+        "rms_norm": (
+            kernels.rms_norm,
+            {"out": zeros(3, 8), "x": zeros(3, 8), "weight": zeros(8), "eps": 1e-5},
+        ),
+        "fused_add_rms_norm": (
+            kernels.fused_add_rms_norm,
+            {"x": zeros(3, 8), "residual": zeros(3, 8), "weight": zeros(8), "eps": 1e-5},
+        ),
+        "rotary_embedding": (
+            kernels.rotary_embedding,
+            {
+                "positions": torch.arange(3),
+                "query": zeros(3, 4, 8),
+                "key": zeros(3, 2, 8),
+                "cos_sin_cache": zeros(10, 8),
+            },
+        ),
+        "silu_and_mul": (kernels.silu_and_mul, {"out": zeros(3, 8), "gate_up": zeros(3, 16)}),
+        "sample": (
+            kernels.sample,
+            {
+                "logits": zeros(3, 9),
+                "temperature": zeros(3, dtype=torch.float64),
+                "top_k": ints(0, 0, 0),
+                "top_p": torch.ones(3, dtype=torch.float64),
+                "seeds": torch.arange(3),
+                "output_positions": torch.arange(3),
+                "out": torch.arange(3),
+            },
+        ),
+        "gumbel_noise": (
+            kernels.gumbel_noise,
+            {"seed": 0, "output_position": 0, "out": zeros(9, dtype=torch.float64)},
+        ),
+    }
+
+
+TENSOR_ARGUMENTS = [
+    (kernel, name)
+    for kernel, (_, arguments) in valid_calls().items()
+    for name, value in arguments.items()
+    if isinstance(value, torch.Tensor)
+]
+DTYPE_TEXT = {torch.float32: "float32", torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
+
+
+def call_with(kernel: str, name: str, change: Callable[[torch.Tensor], object]) -> None:
+    function, arguments = valid_calls()[kernel]
+    function(**{**arguments, name: change(arguments[name])})
+
+
+@pytest.mark.parametrize("kernel", valid_calls())
+def test_the_valid_call_is_accepted(kernel: str) -> None:
+    function, arguments = valid_calls()[kernel]
+    function(**arguments)
+
+
+@pytest.mark.parametrize(("kernel", "name"), TENSOR_ARGUMENTS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16, torch.bool]
+)
+def test_another_dtype_is_refused(kernel: str, name: str, dtype: torch.dtype) -> None:
+    wanted = valid_calls()[kernel][1][name].dtype
+    if dtype == wanted:
+        return call_with(kernel, name, lambda tensor: tensor.to(dtype))
+    given = str(dtype).removeprefix("torch.")
+    with pytest.raises(ValueError, match=f"^{name}: expected dtype {DTYPE_TEXT[wanted]}, got {given}"):
+        call_with(kernel, name, lambda tensor: tensor.to(dtype))
+
+
+@pytest.mark.parametrize(("kernel", "name"), TENSOR_ARGUMENTS)
+def test_another_number_of_dimensions_is_refused(kernel: str, name: str) -> None:
+    dims = valid_calls()[kernel][1][name].ndim
+    with pytest.raises(ValueError, match=rf"^{name}: expected {dims} dimensions \[.*\], got shape \[1, "):
+        call_with(kernel, name, lambda tensor: tensor[None])
+    with pytest.raises(ValueError, match=rf"^{name}: expected {dims} dimensions"):
+        call_with(kernel, name, lambda tensor: torch.zeros((), dtype=tensor.dtype))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"), [pair for pair in TENSOR_ARGUMENTS if pair != ("gumbel_noise", "out")]
+)
+def test_a_tensor_that_does_not_fit_the_others_is_refused(kernel: str, name: str) -> None:
+    """The first tensor with a size sets it, so the sentence may name another argument; it shows both sizes."""
+
+    def longer(tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        outermost_is_free = name in ("k_cache", "v_cache", "cos_sin_cache")  # N and max_pos are their own
+        shape[-1 if outermost_is_free else 0] += 1
+        return torch.zeros(shape, dtype=tensor.dtype)
+
+    with pytest.raises(ValueError, match=r"^\w+: expected shape \[.*=\d+.*\], got \[[\d, ]+\]\.$"):
+        call_with(kernel, name, longer)
+
+
+@pytest.mark.parametrize(("kernel", "name"), TENSOR_ARGUMENTS)
+def test_a_tensor_without_memory_on_the_cpu_is_refused(kernel: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected a tensor (in CPU memory|on the CPU), got one"):
+        call_with(kernel, name, lambda tensor: tensor.to("meta"))
+
+
+@pytest.mark.parametrize(("kernel", "name"), TENSOR_ARGUMENTS)
+def test_gaps_inside_a_row_are_refused(kernel: str, name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^{name}: expected .*contiguous.*, got shape \[.*\] with strides \[.*2\]"
+    ):
+        call_with(kernel, name, lambda tensor: torch.stack([tensor, tensor], -1)[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("reshape_and_cache", "key"),
+        ("paged_attention", "query"),
+        ("paged_attention", "out"),
+        ("rotary_embedding", "query"),
+        ("rms_norm", "out"),
+        ("sample", "logits"),
+    ],
+)
+def test_rows_that_overlap_are_refused(kernel: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected rows that are contiguous and do not overlap"):
+        call_with(kernel, name, lambda tensor: tensor[:1].expand_as(tensor))
+
+
+@pytest.mark.parametrize("name", ["k_cache", "v_cache"])
+@pytest.mark.parametrize("kernel", ["reshape_and_cache", "paged_attention"])
+def test_a_cache_in_pieces_is_refused(kernel: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected a contiguous tensor"):
+        call_with(kernel, name, lambda tensor: torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]])
+
+
+@pytest.mark.parametrize(("kernel", "name"), TENSOR_ARGUMENTS)
+@pytest.mark.parametrize("value", [None, [1.0, 2.0], 3])
+def test_what_is_no_tensor_is_refused(kernel: str, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected a torch.Tensor, got {type(value).__name__}"):
+        call_with(kernel, name, lambda _: value)
+
+
+def test_rotary_embedding_refuses_an_odd_head_dim() -> None:
+    query, key = torch.zeros(1, 2, 5), torch.zeros(1, 1, 5)
+    with pytest.raises(ValueError, match=r"query: expected an even head dim D, got shape \[1, 2, 5\]"):
+        kernels.rotary_embedding(torch.tensor([0]), query, key, torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("position", [-1, 10])
+def test_rotary_embedding_refuses_a_position_out_of_range_and_writes_nothing(position: int) -> None:
+    query, key, cache = torch.ones(3, 4, 8), torch.ones(3, 2, 8), torch.zeros(10, 8)
+    with pytest.raises(
+        ValueError, match=rf"positions: expected values in \[0, 10\).*got {position} at index 2"
+    ):
+        kernels.rotary_embedding(torch.tensor([0, 1, position]), query, key, cache)
+    assert query.eq(1).all()
+    assert key.eq(1).all()
+
+
+def test_parameters_and_inference_tensors_are_tensors() -> None:
+    with torch.inference_mode():
+        x, out = torch.ones(2, 8), torch.zeros(2, 8)
+        kernels.rms_norm(out, x, torch.nn.Parameter(torch.ones(8)), 0.0)
+    assert torch.equal(out, x)
+
+
+def test_arrays_that_only_have_dlpack_capsules_work_too() -> None:
+    """The path of torch versions without the C exchange table; NumPy has none either."""
+    gate_up, out = np.arange(32, dtype=np.float32).reshape(2, 16), np.full((2, 8), np.nan, dtype=np.float32)
+    from_torch = torch.empty(2, 8)
+    kernels.silu_and_mul(from_torch, torch.from_numpy(gate_up))
+    kernels.silu_and_mul(out, gate_up)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(out, from_torch.numpy())
+    with pytest.raises(ValueError, match=r"gate_up: expected shape \[T=2, 2F=16\], got \[2, 8\]"):
+        kernels.silu_and_mul(out, gate_up[:, :8])  # type: ignore[arg-type]
+
+
+def test_a_read_only_array_is_refused_with_the_reason() -> None:
+    weight = np.ones(8, dtype=np.float32)
+    weight.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^weight: expected a tensor in CPU memory, .*\("):
+        kernels.rms_norm(torch.empty(2, 8), torch.ones(2, 8), weight, 0.0)  # type: ignore[arg-type]

@@ -1,0 +1,151 @@
+"""The layers that work on one token: each against its formula in float64, on both tiers."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tier_arrays import as_tier_array, assert_close, to_numpy
+
+EPSILON = 2.0**-24  # a float32 operation rounds by at most this, relatively
+
+
+class TierLayers:
+    """A tier's layers module and the conversion of its inputs."""
+
+    def __init__(self, tier_name: str) -> None:
+        self.tier_name = tier_name
+        self.module = importlib.import_module(f"{tier_name}.layers")
+
+    def array(self, values: np.ndarray) -> Any:
+        return as_tier_array(self.tier_name, values)
+
+
+@pytest.fixture
+def layers(tier_name: str) -> TierLayers:
+    return TierLayers(tier_name)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# Linear
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17])
+def test_linear_multiplies_by_the_transpose_of_the_stored_weight(layers: TierLayers, num_tokens: int) -> None:
+    x, weight = normal(num_tokens, 576), normal(48, 576, seed=1)
+    output = layers.module.Linear(layers.array(weight))(layers.array(x))
+    oracle = x.astype(np.float64) @ weight.astype(np.float64).T
+    # 576 products of unit size, summed in any order: at most 576 roundings of a partial sum below 100.
+    assert_close(output, oracle, 576 * EPSILON * 10)
+
+
+# RMSNorm
+
+
+def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight.astype(np.float64)
+
+
+# The mean of C squares may round C times, and the square root halves a relative error; the few other operations are
+# covered by the rest of the bound. C = 576.
+RMS_NORM_TOLERANCE = 300 * EPSILON * 2
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize("magnitude", [1e-4, 1.0, 1e4])
+def test_rms_norm_divides_by_the_root_mean_square_and_scales_each_column(
+    layers: TierLayers, num_tokens: int, magnitude: float
+) -> None:
+    x, weight, eps = normal(num_tokens, 576) * np.float32(magnitude), normal(576, seed=1), 1e-5
+    output = layers.module.RMSNorm(layers.array(weight), eps)(layers.array(x))
+    assert_close(output, rms_norm_oracle(x, weight, eps), RMS_NORM_TOLERANCE)
+
+
+def test_rms_norm_with_a_residual_returns_the_normed_sum_and_the_sum(layers: TierLayers) -> None:
+    x, residual, weight = normal(5, 576), normal(5, 576, seed=1), normal(576, seed=2)
+    normed, new_residual = layers.module.RMSNorm(layers.array(weight), 1e-6)(
+        layers.array(x), layers.array(residual)
+    )
+    assert np.array_equal(to_numpy(new_residual), x + residual)
+    assert_close(normed, rms_norm_oracle(x + residual, weight, 1e-6), RMS_NORM_TOLERANCE)
+
+
+def test_rms_norm_of_zeros_is_zero(layers: TierLayers) -> None:
+    output = layers.module.RMSNorm(layers.array(normal(64)), 1e-6)(
+        layers.array(np.zeros((2, 64), np.float32))
+    )
+    assert np.array_equal(to_numpy(output), np.zeros((2, 64)))
+
+
+# RotaryEmbedding
+
+
+def rotary_oracle(positions: np.ndarray, x: np.ndarray, theta: float) -> np.ndarray:
+    """Each pair (x[i], x[i + D/2]) as a complex number, turned by position * theta ** (-2i / D)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * theta ** (-np.arange(half) / half)  # [T, D/2]
+    turned = (x[..., :half].astype(np.float64) + 1j * x[..., half:]) * np.exp(1j * angles)[:, None, :]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(16, 10_000.0), (64, 100_000.0), (128, 500_000.0)])
+def test_rotary_turns_pairs_half_a_head_apart_by_position_times_frequency(
+    layers: TierLayers, head_dim: int, theta: float
+) -> None:
+    positions = np.array([0, 1, 2, 17, 300, 2047, 5])
+    query, key = normal(7, 9, head_dim), normal(7, 3, head_dim, seed=1)
+    rotary = layers.module.RotaryEmbedding(head_dim, 2048, theta)
+    outputs = rotary(layers.array(positions), layers.array(query), layers.array(key))
+    # Frequency (power, reciprocal) and angle (product) are float32: up to four roundings of an angle of at most
+    # `position` radians, times |x| <= 5, plus the roundings of the rotation itself.
+    for t, position in enumerate(positions.tolist()):
+        tolerance = 5 * EPSILON * (4 * position + 4)
+        for x, turned in ((query, outputs[0]), (key, outputs[1])):
+            assert_close(
+                to_numpy(turned)[t : t + 1],
+                rotary_oracle(positions[t : t + 1], x[t : t + 1], theta),
+                tolerance,
+            )
+
+
+def test_rotary_at_position_zero_changes_nothing(layers: TierLayers) -> None:
+    query, key = normal(1, 4, 16), normal(1, 2, 16, seed=1)
+    rotary = layers.module.RotaryEmbedding(16, 32, 10_000.0)
+    turned_query, turned_key = rotary(layers.array(np.array([0])), layers.array(query), layers.array(key))
+    assert np.array_equal(to_numpy(turned_query), query)
+    assert np.array_equal(to_numpy(turned_key), key)
+
+
+def test_the_score_of_a_turned_query_and_key_depends_on_their_distance_alone(layers: TierLayers) -> None:
+    query, key = normal(1, 1, 64).repeat(3, axis=0), normal(1, 1, 64, seed=1).repeat(3, axis=0)
+    rotary = layers.module.RotaryEmbedding(64, 512, 10_000.0)
+    turned_query, _ = rotary(layers.array(np.array([12, 112, 412])), layers.array(query), layers.array(key))
+    _, turned_key = rotary(layers.array(np.array([5, 105, 405])), layers.array(query), layers.array(key))
+    scores = np.einsum("thd,thd->t", to_numpy(turned_query).astype(np.float64), to_numpy(turned_key))
+    # Angles of up to 412 radians round by 412 * 6e-8 = 2.5e-5 each; 64 terms of unit size carry it into the score.
+    assert np.ptp(scores) < 64 * 2.5e-5
+
+
+# SiLU
+
+
+def test_silu_and_mul_gates_the_second_half_by_silu_of_the_first(layers: TierLayers) -> None:
+    gate_up = normal(6, 2 * 96) * np.float32(4)
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    oracle = gate / (1 + np.exp(-gate)) * up
+    # Four operations and an exponential of 2 ulp.
+    assert_close(layers.module.silu_and_mul(layers.array(gate_up)), oracle, 8 * EPSILON)
+
+
+def test_silu_of_extreme_gates_is_zero_or_the_gate_and_never_nan(layers: TierLayers) -> None:
+    gate_up = np.array([[-3e38, -1000.0, -90.0, 0.0, 90.0, 1000.0, 2, 2, 2, 2, 2, 2]], dtype=np.float32)
+    output = to_numpy(layers.module.silu_and_mul(layers.array(gate_up)))
+    assert np.abs(output[0, :3]).max() < 1e-30
+    assert output[0, 3:].tolist() == [0.0, 180.0, 2000.0]

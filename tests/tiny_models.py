@@ -1,0 +1,142 @@
+"""Random models of a few thousand parameters in Hugging Face's format, small enough to be made anew by every test.
+
+They are not trained, but they are not degenerate either: the logits' standard deviation is about 3, so that greedy
+choices are far apart, and the layers outweigh the embedding, so that the next token depends on the whole context.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+BOS, EOS = "<bos>", "<eos>"
+NUM_SPECIAL = 2
+MIN_VOCAB_SIZE = NUM_SPECIAL + 256
+
+# Four letters of the alphabet merge in pairs, so that token borders and character borders differ.
+MERGES = [(a, b) for a in "etao" for b in "nrst"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<bos>{{ message['role'] }}\n{{ message['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+
+LOGITS_STD = 3.5
+
+
+def make_tiny_llama(
+    folder: Path | str,
+    *,
+    vocab_size: int = 320,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int | None = None,
+    intermediate_size: int = 128,
+    max_position: int = 512,
+    tie: bool = True,
+    seed: int = 0,
+) -> Path:
+    """Write a random Llama checkpoint with its tokenizer and return its folder.
+
+    The files are config.json, generation_config.json, model.safetensors (float32), tokenizer.json and
+    tokenizer_config.json. `head_dim` defaults to hidden_size / num_heads. Raises ValueError when `vocab_size` is
+    below 258: every byte and both special tokens need an id.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    head_dim = head_dim or hidden_size // num_heads
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": max_position,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": tie,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    save_tokenizer(folder, vocab_size)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
+    save_file(random_llama_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def random_llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """float32 tensors under Hugging Face's names, drawn from `seed` alone; `config` is the content of config.json."""
+    rng = np.random.default_rng(seed)
+    hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    key_value = config["num_key_value_heads"] * config["head_dim"]
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+        return (rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
+
+    def norm() -> np.ndarray:
+        # Far from 1, so that a norm whose weight is forgotten changes every logit.
+        return rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+
+    weights = {"model.embed_tokens.weight": matrix(vocab, hidden, LOGITS_STD)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm.weight": norm(),
+            prefix + "self_attn.q_proj.weight": matrix(query, hidden, 1.5),
+            prefix + "self_attn.k_proj.weight": matrix(key_value, hidden, 1.5),
+            prefix + "self_attn.v_proj.weight": matrix(key_value, hidden, 2.0),
+            prefix + "self_attn.o_proj.weight": matrix(hidden, query, 2.0),
+            prefix + "post_attention_layernorm.weight": norm(),
+            prefix + "mlp.gate_proj.weight": matrix(ffn, hidden, 2.0),
+            prefix + "mlp.up_proj.weight": matrix(ffn, hidden),
+            prefix + "mlp.down_proj.weight": matrix(hidden, ffn),
+        }
+    weights["model.norm.weight"] = norm()
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = matrix(vocab, hidden, LOGITS_STD)
+    return weights
+
+
+def save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Byte-level BPE: id 0 `<bos>`, 1 `<eos>`, then the 256 bytes, a few merges, and fillers that are never encoded."""
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(f"vocab_size must be at least {MIN_VOCAB_SIZE}, got {vocab_size}.")
+    tokens = [BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = MERGES[: vocab_size - len(tokens)]
+    tokens += [a + b for a, b in merges]
+    tokens += [f"<extra_{i}>" for i in range(vocab_size - len(tokens))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([BOS, EOS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | dev.
+# Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
+# TORCH_INDEX_URL names a package index with torch builds for the CPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3}
+VENV_PYTHON=.venv/bin/python
+LOGS=.venv/logs
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# run LABEL LOG COMMAND...: one line while it works, the log's end when it fails.
+run() {
+  local label=$1 log=$LOGS/$2.log start=$SECONDS
+  shift 2
+  mkdir -p "$LOGS"
+  printf '%s ... ' "$label"
+  if ! "$@" >"$log" 2>&1; then
+    printf 'failed\n\n'
+    tail -n 40 "$log"
+    die "that step failed; the whole log is in $log. Run the same command again once the cause is removed."
+  fi
+  printf 'done in %d s\n' $((SECONDS - start))
+}
+
+pip() {
+  "$VENV_PYTHON" -m pip "$@"
+}
+
+stamp() {
+  mkdir -p .venv/stamps
+  touch ".venv/stamps/$1"
+}
+
+missing_system_packages() {
+  if ! command -v "$PYTHON" >/dev/null; then
+    echo python3 python3-venv python3-dev
+  else
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    "$PYTHON" -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))' \
+      2>/dev/null || echo python3-dev
+  fi
+  [ -n "${CXX:-}" ] || command -v g++ >/dev/null || command -v clang++ >/dev/null || echo g++
+}
+
+check() {
+  local packages
+  packages=$(missing_system_packages | xargs)
+  if [ -n "$packages" ]; then
+    if [ "${TWINFER_APT:-}" = 1 ] && [ "$(id -u)" = 0 ]; then
+      echo "installing system packages: $packages"
+      export DEBIAN_FRONTEND=noninteractive
+      # shellcheck disable=SC2086  # a list of words
+      { apt-get update -qq && apt-get install -y -qq --no-install-recommends $packages; } >/dev/null
+    else
+      die "system packages are missing. On Debian and Ubuntu this installs them; then run the same command again:
+  sudo apt-get install -y $packages"
+    fi
+  fi
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die \
+    "Twinfer needs Python 3.10 or newer and $PYTHON is $("$PYTHON" -V 2>&1): run make PYTHON=/path/to/a/newer/python3"
+}
+
+venv() {
+  check
+  # A working environment is kept, whoever made it: a GPU user puts a CUDA build of torch there first.
+  if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv
+    "$PYTHON" -m venv .venv
+  fi
+  "$VENV_PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "the Python in .venv is older than 3.10: run make distclean first"
+  stamp venv
+}
+
+# pip writes INSTALLER after a package's files; without it the package is half there but counts as installed.
+remove_half_installed() {
+  local info
+  for info in .venv/lib/python3*/site-packages/*.dist-info; do
+    [ -e "$info/INSTALLER" ] || rm -rf "$info"
+  done
+}
+
+install() {
+  # shellcheck disable=SC2046  # a list of words
+  pip install -c constraints.txt $("$VENV_PYTHON" tools/requirements.py "$@")
+}
+
+dependencies() {
+  remove_half_installed
+  # Older releases of pip cannot install this project in editable mode.
+  run "pip (a few seconds)" pip pip install "pip>=23.2"
+  run "build tools (half a minute)" build-tools install build
+  run "libraries of the core (half a minute)" core install core
+  install_torch
+  stamp dependencies
+}
+
+install_torch() {
+  local version
+  version=$(sed -n 's/^torch==//p' constraints.txt)
+  if "$VENV_PYTHON" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6))' \
+    2>/dev/null; then
+    echo "torch: the installed one is kept"
+    return
+  fi
+  if [ "$(uname -s)" != Linux ]; then
+    run "torch $version (a minute)" torch pip install -c constraints.txt "torch==$version"
+  elif [ -n "${TORCH_INDEX_URL:-}" ]; then
+    # That index need not hold torch's own dependencies in our versions; they come from the usual one.
+    run "torch $version from TORCH_INDEX_URL (a minute)" torch \
+      pip install --no-deps --index-url "$TORCH_INDEX_URL" "torch==$version"
+    run "libraries of torch (a few seconds)" torch-libraries pip install -c constraints.txt torch
+  elif pip install --dry-run --no-deps "torch==$version+cpu" >/dev/null 2>&1; then
+    run "torch $version for the CPU (a minute)" torch pip install -c constraints.txt "torch==$version+cpu"
+  else
+    confirm_large_download
+    run "torch $version with CUDA (several minutes)" torch pip install -c constraints.txt "torch==$version"
+  fi
+}
+
+confirm_large_download() {
+  local answer
+  echo "pip finds no torch built for the CPU alone; the standard package brings CUDA along: about 3 GB to download."
+  echo "Setting TORCH_INDEX_URL to PyTorch's package index for CPU builds avoids that (200 MB)."
+  [ "${YES:-}" != 1 ] || return 0
+  [ -t 0 ] || die "set TORCH_INDEX_URL, or YES=1 to take the large download"
+  read -r -p "Download 3 GB now? [y/N] " answer
+  [[ $answer == [yY]* ]] || die "stopped before the download: set TORCH_INDEX_URL, or YES=1 to take it"
+}
+
+extension() {
+  run "the C++ extension (under a minute)" extension pip install --no-build-isolation --no-deps -e .
+  stamp extension
+}
+
+dev() {
+  run "tools for the tests (half a minute)" dev install dev
+  stamp dev
+}
+
+case "${1:-}" in
+check | venv | dependencies | extension | dev) "$1" ;;
+*) die "usage: tools/setup.sh check | venv | dependencies | extension | dev" ;;
+esac
