@@ -40,6 +40,7 @@ loc: $(STAMPS)/dependencies ## lines of code against the budgets
 	@$(BIN)/python tools/loc.py
 
 setup: $(STAMPS)/extension ## make .venv, install the dependencies, build the extension
+	@:
 
 clean: ## remove build outputs and caches
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/extension

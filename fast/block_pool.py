@@ -21,7 +21,9 @@ class BlockPool:
         self.next_free = [*range(1, num_blocks), 0]  # next_free[0] is the head
         self.prev_free = [num_blocks - 1, *range(num_blocks - 1)]  # prev_free[0] is the tail
         self.num_free_blocks = num_blocks - 1
-        self.cached_blocks: dict[bytes, int | dict[int, None]] = {}  # one block, or several in order of insertion
+        self.cached_blocks: dict[
+            bytes, int | dict[int, None]
+        ] = {}  # one block, or several in order of insertion
 
     def get_num_free_blocks(self) -> int:
         return self.num_free_blocks
@@ -123,7 +125,9 @@ class BlockPool:
         free = self.get_free_order()
         assert len(free) == len(set(free)) == self.num_free_blocks, "the free list and its length disagree"
         for before, after in zip([0, *free], [*free, 0], strict=True):
-            assert self.next_free[before] == after and self.prev_free[after] == before, "the free list is broken"
+            assert self.next_free[before] == after and self.prev_free[after] == before, (
+                "the free list is broken"
+            )
         assert self.ref_count[0] == 0 and self.block_hash[0] is None, "the null block is in use"
         held = {block for block in range(1, self.num_blocks) if self.ref_count[block] > 0}
         assert held.isdisjoint(free), f"held and free at once: {sorted(held & set(free))}"

@@ -5,9 +5,9 @@ F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor de
 stride between its outermost entries (a slice of a fused projection); everything else must be contiguous.
 
 Every function checks dtype, shape, device, strides and the range of every index in C++ before it writes
-anything, and raises ValueError with the argument's name, what was expected and what was given. Results are the
-same bits for a row alone, in any batch and with any number of threads; only the instruction set (see `isa`) may
-change the last bits.
+anything, and raises ValueError with the argument's name, what was expected and what was given. Results are
+the same bits for a row alone, in any batch and with any number of threads; only the instruction set (see
+`isa`) may change the last bits.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def sample(
     output_positions: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Draws one token a row: temperature, top-k, top-p, then the argmax of logit / temperature + Gumbel noise.
+    """Draws one token a row: temperature, top-k, top-p, then argmax of logit / temperature + Gumbel noise.
 
     A temperature below 1e-5 takes the largest logit. Top-k keeps the k largest logits; top-p then keeps the
     smallest set of most likely tokens whose probability reaches top_p, at least one. Equal logits rank by

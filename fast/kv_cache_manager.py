@@ -3,7 +3,7 @@
 What differs:
 
 - Hashes are incremental: a request's chain is kept and only continued, so each block of tokens is hashed once in the
-  request's life, however often it is looked up, preempted and resumed. (Known tokens never change; the list only grows.)
+  request's life, however often it is looked up, preempted and resumed. (Known tokens never change.)
 - A decode step that neither needs a block nor fills one, which is 14 of 16 at block size 16, returns after three
   comparisons.
 """
@@ -29,7 +29,9 @@ class KVCacheManager:
         self.block_tables: dict[str, list[int]] = {}
         self.block_hashes: dict[str, list[bytes]] = {}  # the chain so far; survives preemption
         self.num_cached_blocks: dict[str, int] = {}  # leading blocks of the table that were hit or registered
-        self.num_hit_blocks: dict[str, int] = {}  # table[num_hit:num_cached] was registered by the request itself
+        self.num_hit_blocks: dict[
+            str, int
+        ] = {}  # table[num_hit:num_cached] was registered by the request itself
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
 
     def get_computed_blocks(self, request: Request) -> list[int]:
@@ -108,7 +110,9 @@ class KVCacheManager:
     def withdraw(self, request: Request, whole: bool = False) -> None:
         request_id = request.request_id
         last = self.num_cached_blocks.get(request_id, 0)
-        first = self.num_hit_blocks.get(request_id, 0) if whole else self.cached_before_step.get(request_id, last)
+        first = (
+            self.num_hit_blocks.get(request_id, 0) if whole else self.cached_before_step.get(request_id, last)
+        )
         for block in self.block_tables.get(request_id, [])[first:last]:
             self.block_pool.uncache_block(block)
 
@@ -134,6 +138,10 @@ class KVCacheManager:
             for block in table:
                 holders[block] += 1
             chain = self.block_hashes.get(request_id, [])
-            for index in range(self.num_cached_blocks.get(request_id, 0)):  # one that was withdrawn has no hash
-                assert self.block_pool.block_hash[table[index]] in (chain[index], None), "a block has a wrong hash"
+            for index in range(
+                self.num_cached_blocks.get(request_id, 0)
+            ):  # one that was withdrawn has no hash
+                assert self.block_pool.block_hash[table[index]] in (chain[index], None), (
+                    "a block has a wrong hash"
+                )
         assert holders == self.block_pool.ref_count, "reference counts differ from the tables' holders"

@@ -44,7 +44,7 @@ _ONEDNN_LINEAR = _onednn_linear()
 
 
 class Linear:
-    """y = x W^T, with the weight stored [out, in] as checkpoints store it; a mapped weight is never copied."""
+    """y = x W^T, with the weight stored [out, in] as checkpoints store it; a mapped weight stays mapped."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight  # [F, C]

@@ -117,7 +117,7 @@ class _InputBatch:
         self.seeds[row] = new.seed & (2**64 - 1)
 
     def remove(self, request_id: str) -> None:
-        """Close the hole with the last row. An unknown id is ignored: a request may end before its first step."""
+        """Fill the hole from the last row. Unknown ids are ignored: a request may end before its first step."""
         row = self.row_of.pop(request_id, None)
         if row is None:
             return
@@ -150,7 +150,7 @@ class _InputBatch:
         return rows, counts[rows]
 
     def block_tables_of(self, rows: np.ndarray) -> np.ndarray:
-        """int32 [S, max_blocks], cut to the longest table of these ascending rows; a view if they are all rows."""
+        """int32 [S, max_blocks], cut to the longest of these ascending rows; a view if they are all rows."""
         max_blocks = self.block_tables.lengths[rows].max()
         if len(rows) == len(self.req_ids):
             return self.block_tables.values[: len(rows), :max_blocks]
@@ -230,7 +230,7 @@ class ModelRunner:
         seq_lens = starts + counts  # [S]
         query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)  # [S + 1]
         np.cumsum(counts, out=query_start_loc[1:])
-        # Behind its end a row reads as token 0 and block 0: a schedule that went too far would quietly compute.
+        # Behind its end a row reads as token 0 and block 0: a schedule that went too far must not pass.
         assert (seq_lens <= batch.token_ids.lengths[rows]).all(), "scheduled beyond the known tokens"
         assert (seq_lens <= batch.block_tables.lengths[rows] * self.block_size).all(), (
             "scheduled beyond the blocks"

@@ -240,7 +240,9 @@ class Scheduler:
             seed=request.seed,
         )
 
-    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    def update_from_output(
+        self, schedule: SchedulerOutput, output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
         outputs = []
         finished = []
         for request_id in schedule.num_scheduled_tokens:
@@ -271,7 +273,11 @@ class Scheduler:
         return taken
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
-        failed = [self.requests[request_id] for request_id in schedule.num_scheduled_tokens if request_id in self.requests]
+        failed = [
+            self.requests[request_id]
+            for request_id in schedule.num_scheduled_tokens
+            if request_id in self.requests
+        ]
         for request in failed:
             self.kv_cache_manager.withdraw(request)
             request.status = RequestStatus.FINISHED_ERROR
@@ -330,7 +336,11 @@ class Scheduler:
         assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
         for request in self.running:
             num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
-            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), "table and tokens differ"
+            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), (
+                "table and tokens differ"
+            )
         for request in waiting:
-            assert not self.kv_cache_manager.get_block_ids(request.request_id), "a waiting request holds blocks"
+            assert not self.kv_cache_manager.get_block_ids(request.request_id), (
+                "a waiting request holds blocks"
+            )
         self.kv_cache_manager.check_integrity()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler
 
@@ -10,6 +12,13 @@ class Tier:
     """Imports are inside the factories: scheduling alone needs neither torch nor the extension."""
 
     name = "fast"
+
+    def why_unavailable(self) -> str | None:
+        if find_spec("torch") is None:
+            return "The fast tier needs torch: run `make`, or `pip install torch`, or use the reference tier."
+        if find_spec("fast._cpu") is None:
+            return "The extension of the fast tier is not built: run `make setup`, or use the reference tier."
+        return None
 
     def default_device(self) -> str:
         return "cpu"

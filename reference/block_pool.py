@@ -25,7 +25,9 @@ class BlockPool:
         self.ref_count = [0] * num_blocks
         self.block_hash: list[bytes | None] = [None] * num_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self.cached_blocks: dict[bytes, dict[int, None]] = {}  # hash -> blocks that hold it, first inserted first
+        self.cached_blocks: dict[
+            bytes, dict[int, None]
+        ] = {}  # hash -> blocks that hold it, first inserted first
 
     def get_num_free_blocks(self) -> int:
         return len(self.free_queue)
@@ -102,7 +104,9 @@ class BlockPool:
         """Every block is null, held or free, and hashes are consistent both ways."""
         free = self.get_free_order()
         assert len(free) == len(set(free)) == self.get_num_free_blocks(), "a block is in the free queue twice"
-        assert 0 not in free and self.ref_count[0] == 0 and self.block_hash[0] is None, "the null block is in use"
+        assert 0 not in free and self.ref_count[0] == 0 and self.block_hash[0] is None, (
+            "the null block is in use"
+        )
         held = {block for block in range(1, self.num_blocks) if self.ref_count[block] > 0}
         assert held.isdisjoint(free), f"held and free at once: {sorted(held & set(free))}"
         assert len(held) + len(free) + 1 == self.num_blocks, "a block is neither held nor free"

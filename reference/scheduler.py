@@ -1,7 +1,7 @@
 """Who computes how many tokens in this step.
 
-There is neither a prefill nor a decode phase. Every request has `num_computed_tokens` chasing `num_tokens`; a step gives
-each request some of the tokens it is behind, within one budget for all. Chunked prefill, continuous batching and
+There is neither a prefill nor a decode phase. Every request has `num_computed_tokens` chasing `num_tokens`; a step
+gives each request some of the tokens it is behind, within one budget for all. Chunked prefill, continuous batching and
 prefix caching are nothing but values of these two numbers (the note that opens `schedule()` in vLLM v1,
 `vllm/v1/core/sched/scheduler.py`).
 
@@ -115,7 +115,9 @@ class Scheduler:
             num_new_tokens = min(
                 plan.clamp_chunk(request.num_tokens - request.num_computed_tokens),
                 plan.token_budget,
-                self.config.max_model_len - 1 - request.num_computed_tokens,  # the very last token needs no KV
+                self.config.max_model_len
+                - 1
+                - request.num_computed_tokens,  # the very last token needs no KV
             )
             while (new_blocks := self.kv_cache_manager.allocate_slots(request, num_new_tokens)) is None:
                 victim = self._choose_victim()
@@ -207,7 +209,9 @@ class Scheduler:
             seed=request.seed,
         )
 
-    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    def update_from_output(
+        self, schedule: SchedulerOutput, output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
         outputs = []
         for request_id in schedule.num_scheduled_tokens:
             request = self.requests.get(request_id)
@@ -228,7 +232,11 @@ class Scheduler:
         return outputs
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
-        failed = [self.requests[request_id] for request_id in schedule.num_scheduled_tokens if request_id in self.requests]
+        failed = [
+            self.requests[request_id]
+            for request_id in schedule.num_scheduled_tokens
+            if request_id in self.requests
+        ]
         for request in failed:
             self.kv_cache_manager.withdraw(request)
             request.status = RequestStatus.FINISHED_ERROR
@@ -279,7 +287,11 @@ class Scheduler:
         assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
         for request in self.running:
             num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
-            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), "table and tokens differ"
+            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), (
+                "table and tokens differ"
+            )
         for request in self.waiting:
-            assert not self.kv_cache_manager.get_block_ids(request.request_id), "a waiting request holds blocks"
+            assert not self.kv_cache_manager.get_block_ids(request.request_id), (
+                "a waiting request holds blocks"
+            )
         self.kv_cache_manager.check_integrity()

@@ -11,6 +11,9 @@ class Tier:
 
     name = "reference"
 
+    def why_unavailable(self) -> str | None:
+        return None
+
     def default_device(self) -> str:
         return "cpu"
 

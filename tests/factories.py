@@ -80,7 +80,9 @@ def scripted_token(request: Request) -> int:
 class Driver:
     """Runs a tier's scheduler with a model made of `token_of`; checks all invariants after every call."""
 
-    def __init__(self, tier: Tier, config: EngineConfig, token_of: Callable[[Request], int] = scripted_token) -> None:
+    def __init__(
+        self, tier: Tier, config: EngineConfig, token_of: Callable[[Request], int] = scripted_token
+    ) -> None:
         self.scheduler = tier.make_scheduler(config)
         self.config = config
         self.token_of = token_of
@@ -144,6 +146,8 @@ class Driver:
         assert not snapshot.cache.ref_counts
         assert snapshot.cache.num_free_blocks == self.config.cache.num_usable_blocks
         leftovers = {
-            name: value for name, value in vars(self.manager).items() if isinstance(value, dict) and len(value)
+            name: value
+            for name, value in vars(self.manager).items()
+            if isinstance(value, dict) and len(value)
         }
         assert not leftovers, f"per-request tables still hold {leftovers}"

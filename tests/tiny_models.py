@@ -1,7 +1,7 @@
 """Random models of a few thousand parameters in Hugging Face's format, small enough to be made anew by every test.
 
-They are not trained, but they are not degenerate either: the logits' standard deviation is about 3, so that greedy
-choices are far apart, and the layers outweigh the embedding, so that the next token depends on the whole context.
+They are not trained, but they are not degenerate either: the logits' standard deviation is about 3.5, so that greedy
+choices are far apart, and the layers outweigh the embedding, so that a greedy answer depends on the whole context.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CHAT_TEMPLATE = (
 )
 
 LOGITS_STD = 3.5
+# Comes from the final norm and not from the embedding: a tied model with a loud embedding repeats its last token.
+FINAL_NORM_GAIN = 4.0
 
 
 def make_tiny_llama(
@@ -88,19 +90,20 @@ def random_llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndar
     key_value = config["num_key_value_heads"] * config["head_dim"]
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
-        return (rng.standard_normal((rows, columns)) * gain / np.sqrt(columns)).astype(np.float32)
+        normal = rng.standard_normal((rows, columns), dtype=np.float32)
+        return normal * np.float32(gain / np.sqrt(columns))
 
-    def norm() -> np.ndarray:
-        # Far from 1, so that a norm whose weight is forgotten changes every logit.
-        return rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+    def norm(gain: float = 1.0) -> np.ndarray:
+        # Far from constant, so that a norm whose weight is forgotten changes every logit.
+        return np.asarray(gain * rng.uniform(0.5, 1.5, hidden), dtype=np.float32)
 
-    weights = {"model.embed_tokens.weight": matrix(vocab, hidden, LOGITS_STD)}
+    weights = {"model.embed_tokens.weight": matrix(vocab, hidden, LOGITS_STD / FINAL_NORM_GAIN)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         weights |= {
             prefix + "input_layernorm.weight": norm(),
-            prefix + "self_attn.q_proj.weight": matrix(query, hidden, 1.5),
-            prefix + "self_attn.k_proj.weight": matrix(key_value, hidden, 1.5),
+            prefix + "self_attn.q_proj.weight": matrix(query, hidden, 2.5),
+            prefix + "self_attn.k_proj.weight": matrix(key_value, hidden, 2.5),
             prefix + "self_attn.v_proj.weight": matrix(key_value, hidden, 2.0),
             prefix + "self_attn.o_proj.weight": matrix(hidden, query, 2.0),
             prefix + "post_attention_layernorm.weight": norm(),
@@ -108,9 +111,9 @@ def random_llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndar
             prefix + "mlp.up_proj.weight": matrix(ffn, hidden),
             prefix + "mlp.down_proj.weight": matrix(hidden, ffn),
         }
-    weights["model.norm.weight"] = norm()
+    weights["model.norm.weight"] = norm(FINAL_NORM_GAIN)
     if not config["tie_word_embeddings"]:
-        weights["lm_head.weight"] = matrix(vocab, hidden, LOGITS_STD)
+        weights["lm_head.weight"] = matrix(vocab, hidden, LOGITS_STD / FINAL_NORM_GAIN)
     return weights
 
 

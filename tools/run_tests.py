@@ -82,7 +82,7 @@ def run_suite(name: str) -> SuiteResult:
     print(f"\n$ pytest tests/{name}", flush=True)
     workers = min(MAX_WORKERS, os.cpu_count() or 1)
     color = "yes" if sys.stdout.isatty() else "no"
-    command = ["pytest", f"tests/{name}", "-n", str(workers), "--dist", "worksteal", f"--color={color}"]
+    command = ["pytest", f"tests/{name}", "-n", str(workers), "--dist", "loadgroup", f"--color={color}"]
     status, closing = run_echoing([sys.executable, "-m", *command])
     counts = {kind.rstrip("s"): int(number) for number, kind in COUNT.findall(closing)}
     failed = counts.get("failed", 0) + counts.get("error", 0)
@@ -103,9 +103,9 @@ def report(results: list[SuiteResult]) -> bool:
         table.add_row(result.name, f"{result.seconds:.1f}", result.closing, style=style)
     print(flush=True)
     Console(soft_wrap=True).print(table)
-    passed, failed, skipped = (
-        sum(getattr(result, kind) for result in results) for kind in ("passed", "failed", "skipped")
-    )
+    passed = sum(result.passed for result in results)
+    failed = sum(result.failed for result in results)
+    skipped = sum(result.skipped for result in results)
     print(f"\n{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""), flush=True)
     return failed == 0
 

@@ -10,6 +10,8 @@ VENV_PYTHON=.venv/bin/python
 LOGS=.venv/logs
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
+trap 'printf "\ninterrupted: the same command goes on from here\n" >&2; exit 130' INT
+
 die() {
   printf 'error: %s\n' "$*" >&2
   exit 1
@@ -51,7 +53,8 @@ missing_system_packages() {
 
 check() {
   local packages
-  packages=$(missing_system_packages | xargs)
+  packages=$(missing_system_packages)
+  packages=${packages//$'\n'/ }
   if [ -n "$packages" ]; then
     if [ "${TWINFER_APT:-}" = 1 ] && [ "$(id -u)" = 0 ]; then
       echo "installing system packages: $packages"
@@ -71,6 +74,7 @@ venv() {
   check
   # A working environment is kept, whoever made it: a GPU user puts a CUDA build of torch there first.
   if ! "$VENV_PYTHON" -m pip --version >/dev/null 2>&1; then
+    echo "making .venv with $("$PYTHON" -V)"
     rm -rf .venv
     "$PYTHON" -m venv .venv
   fi

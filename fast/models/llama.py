@@ -150,7 +150,7 @@ class LlamaForCausalLM:
         Args:
             input_ids: integer [T], token ids of all requests, one after the other.
             positions: int64 [T], position of each token in its own request.
-            kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; the batch's K and V are written into them.
+            kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; K and V of the batch are written there.
             metadata: who is who in the batch.
 
         Returns:

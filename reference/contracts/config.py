@@ -43,7 +43,9 @@ class ModelConfig:
                 f"({self.num_key_value_heads}): each KV head serves a whole group of query heads."
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary embedding turns pairs of numbers.")
+            raise ValueError(
+                f"head_dim ({self.head_dim}) must be even: rotary embedding turns pairs of numbers."
+            )
 
     def kv_bytes_per_token(self, bytes_per_element: int = 4) -> int:
         """Bytes of K and V that one token occupies over all layers."""
@@ -62,7 +64,9 @@ class CacheConfig:
         if self.block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {self.block_size}.")
         if self.num_blocks < 2:
-            raise ValueError(f"num_blocks must be at least 2 (block 0 is never handed out), got {self.num_blocks}.")
+            raise ValueError(
+                f"num_blocks must be at least 2 (block 0 is never handed out), got {self.num_blocks}."
+            )
 
     @property
     def num_usable_blocks(self) -> int:
@@ -89,7 +93,9 @@ class SchedulerConfig:
                 f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
             )
         if self.scheduling_policy not in ("fcfs", "priority"):
-            raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}.")
+            raise ValueError(
+                f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}."
+            )
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,9 @@ class Scheduler(Protocol):
         """Plan one step: running requests first, in order, then, if nobody was preempted, waiting ones."""
         ...
 
-    def update_from_output(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    def update_from_output(
+        self, schedule: SchedulerOutput, output: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
         """Take in the sampled tokens, apply the stop rules, free what finished."""
         ...
 
@@ -150,6 +152,10 @@ class Tier(Protocol):
     """Factories of one implementation. Found through the entry-point group `twinfer.tiers`."""
 
     name: str
+
+    def why_unavailable(self) -> str | None:
+        """None when its models can run here, else one sentence saying what is missing and how to get it."""
+        ...
 
     def default_device(self) -> str: ...
 

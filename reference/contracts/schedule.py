@@ -40,7 +40,10 @@ class RunningRequestData:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """One step's work. Request r computes positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens[r])."""
+    """One step's work.
+
+    Request r computes positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens[r]).
+    """
 
     step: int
     scheduled_new_reqs: tuple[NewRequestData, ...]
@@ -62,8 +65,12 @@ class ModelRunnerOutput:
     """
 
     sampled_token_ids: dict[str, list[int]]
-    errors: dict[str, str] = field(default_factory=dict)  # requests whose logits were not finite: id -> reason
-    logits: dict[str, np.ndarray] | None = None  # [V] float32 a sampled request; only with EngineConfig.keep_logits
+    errors: dict[str, str] = field(
+        default_factory=dict
+    )  # requests whose logits were not finite: id -> reason
+    logits: dict[str, np.ndarray] | None = (
+        None  # [V] float32 a sampled request; only with EngineConfig.keep_logits
+    )
 
 
 @dataclass(frozen=True)

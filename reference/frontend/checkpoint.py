@@ -6,7 +6,9 @@ code is ever imported from a model's folder.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,23 +16,39 @@ from typing import Any
 import numpy as np
 
 from reference.contracts.config import ModelConfig
-from reference.frontend.model_store import ModelError
+from reference.frontend.model_store import ModelError, cache_dir, identity, publish, writing_to_cache
 
-_DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _MAX_HEADER_BYTES = 100 * 1024**2  # the safetensors format's own limit
+_MAX_CONFIG_INTEGER = 2**24  # beyond every real model, and small enough for sizes computed from it
+_CONVERSION = 2  # version of what a GGUF file becomes; raise it when the result changes
 
 
 def model_folder(path: Path) -> Path:
     """The folder to read a model from: `path` itself, or the converted form of a GGUF file.
 
+    The conversion is made on first use and kept in the cache.
+
     Raises:
-        ModelError: the GGUF file cannot be read.
+        ModelError: the GGUF file cannot be read, or the cache cannot be written.
     """
     if path.is_dir():
         return path
-    from reference.frontend.gguf_file import converted_folder
+    try:
+        key = hashlib.sha256(f"{_CONVERSION} {identity(path)}".encode()).hexdigest()[:16]
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}).") from error
+    folder = cache_dir() / "converted" / f"{path.stem}-{key}"
+    if not folder.is_dir():
+        from reference.frontend.gguf_file import convert_gguf  # slow to import, and seldom needed
 
-    return converted_folder(path)
+        with writing_to_cache() as scratch:
+            if not folder.is_dir():  # another process may have made it while this one waited
+                new = scratch / folder.name
+                new.mkdir()
+                convert_gguf(path, new)
+                publish(new, folder)
+    return folder
 
 
 def load_checkpoint(path: Path) -> SafetensorsCheckpoint:
@@ -55,17 +73,23 @@ class SafetensorsCheckpoint:
         self._unused = set(self._tensors)
 
     def tensor(self, name: str) -> np.ndarray:
-        """float32; a view of the file where it is stored as such. Raises ModelError when it is missing or misshapen."""
+        """float32; a view of the file where it is stored as such. Raises ModelError: it is missing or misshapen."""
         if name not in self._tensors:
             raise ModelError(f"The checkpoint in {self.folder} has no tensor {name!r}.")
         stored = self._tensors[name]
         expected = expected_shape(self.config, name)
         if expected is not None and stored.shape != expected:
-            raise ModelError(f"{name} has the shape {stored.shape}, but config.json asks for {expected}.")
+            raise ModelError(
+                f"{name} has the shape {stored.shape}, but {self.folder}/config.json asks for {expected}."
+            )
         self._unused.discard(name)
         if name in self._is_bf16:
-            return (stored.astype(np.uint32) << 16).view(np.float32)  # bfloat16 is the upper half of a float32
-        return stored.astype(np.float32, copy=False)
+            return (stored.astype(np.uint32) << 16).view(
+                np.float32
+            )  # bfloat16 is the upper half of a float32
+        return np.require(
+            stored, np.float32, ["C", "A"]
+        )  # the format does not promise that tensors are aligned
 
     def check_all_used(self) -> None:
         tied = {"lm_head.weight"} if self.config.tie_word_embeddings else set()
@@ -83,20 +107,22 @@ class SafetensorsCheckpoint:
             if name == "__metadata__":
                 continue
             try:
-                dtype_name, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-                dtype = _DTYPES.get(dtype_name)
-                if dtype is None:
-                    raise ModelError(f"{name} in {file.name} has the type {dtype_name}; F32, F16 and BF16 are supported.")
+                dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+                if dtype not in _DTYPES:
+                    raise ModelError(
+                        f"{name} in {file} has the type {dtype!r:.20}; F32, F16 and BF16 are supported."
+                    )
                 if not 0 <= begin <= end <= len(data) or any(n < 0 for n in shape):
                     raise ValueError("it lies outside the file")
-                # frombuffer checks the size against the shape, and makes no copy
-                tensor = np.frombuffer(data[begin:end], dtype=dtype).reshape(shape)
+                # frombuffer makes no copy, and reshape compares the size with the shape
+                self._tensors[name] = np.frombuffer(data[begin:end], dtype=_DTYPES[dtype]).reshape(shape)
             except ModelError:
                 raise
-            except (KeyError, TypeError, ValueError) as error:
-                raise ModelError(f"{file} is damaged: tensor {name!r} cannot be read ({error}).") from error
-            self._tensors[name] = tensor
-            if dtype_name == "BF16":
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                raise ModelError(
+                    f"{file} is damaged: the tensor {name!r:.100} cannot be read ({error})."
+                ) from error
+            if dtype == "BF16":
                 self._is_bf16.add(name)
 
 
@@ -125,21 +151,26 @@ def expected_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, sharded or not."""
-    index = folder / "model.safetensors.index.json"
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index} has no usable weight_map.")
+        # The name only: a shard lies beside its index, and nowhere that a path in it may point to.
         files = [folder / Path(name).name for name in sorted(set(weight_map.values()))]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         pickled = any(next(folder.glob(pattern), None) for pattern in ("*.bin", "*.pt", "*.pth"))
-        hint = "; .bin and .pt files can run code and are never read: convert them to safetensors" if pickled else ""
+        hint = (
+            "; .bin and .pt files can run code and are never read, so convert them to safetensors"
+            if pickled
+            else ""
+        )
         raise ModelError(f"{folder} holds no *.safetensors file{hint}.")
     for file in files:
         if not file.is_file():
-            raise ModelError(f"{folder} is incomplete: {file.name} is missing.")
+            raise ModelError(f"{folder} is incomplete: {file.name} is missing; fetch the model again.")
     return files
 
 
@@ -147,29 +178,41 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Any], memoryview]:
     """(header, data) of a safetensors file, mapped and not read: 8 bytes length, a JSON header, then the tensors."""
     try:
         mapped = np.memmap(file, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:  # ValueError: an empty file
-        raise ModelError(f"{file} cannot be read ({error}).") from error
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is empty; fetch the model again.") from error
     length = int.from_bytes(mapped[:8].tobytes(), "little")
     if len(mapped) < 8 or length > min(len(mapped) - 8, _MAX_HEADER_BYTES):
         raise ModelError(f"{file} is damaged or cut off: it is no safetensors file of its stated size.")
     try:
         header = json.loads(mapped[8 : 8 + length].tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is damaged: its header is not JSON.") from error
     if not isinstance(header, dict):
         raise ModelError(f"{file} is damaged: its header is not a table of tensors.")
-    return header, memoryview(mapped)[8 + length :]
+    return header, mapped.data[8 + length :]
+
+
+def read_text(file: Path) -> str:
+    """A text file of a model's folder. Raises ModelError when it is missing, unreadable or not UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(f"{file.parent} is not a model folder: it has no {file.name}.") from None
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{file} is damaged: it is not UTF-8 text.") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a model's folder. Raises ModelError when it is missing, unreadable or no object."""
+    """A JSON object of a model's folder. Raises ModelError when it is missing, unreadable or no object."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{file.parent} has no {file.name}; it is not a model folder.") from None
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read ({error.strerror}).") from error
-    except ValueError as error:
+        content = json.loads(read_text(file))
+    except ModelError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold a JSON object.")
@@ -183,56 +226,83 @@ def read_model_config(folder: Path) -> ModelConfig:
         ModelError: a field is missing, or asks for something that this engine does not do.
     """
     raw = read_json(folder / "config.json")
-    architecture = (raw.get("architectures") or ["unknown"])[0]
-    if architecture != "LlamaForCausalLM":
-        raise ModelError(f"The architecture {architecture!r} is not supported; supported: LlamaForCausalLM.")
-    rope = raw.get("rope_parameters") or {}  # newer transformers put theta and scaling together
-    _refuse_unsupported(raw, rope)
     generation = folder / "generation_config.json"
-    eos = _token_ids(raw.get("eos_token_id"))
-    if generation.is_file():
-        eos += [i for i in _token_ids(read_json(generation).get("eos_token_id")) if i not in eos]
+    raw_generation = read_json(generation) if generation.is_file() else {}
     try:
-        heads = int(raw["num_attention_heads"])
-        hidden = int(raw["hidden_size"])
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_hidden_layers=int(raw["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=tuple(eos),
-        )
-    except KeyError as error:
-        raise ModelError(f"{folder / 'config.json'} lacks the field {error.args[0]!r}.") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+        return _model_config(raw, raw_generation)
+    except ValueError as error:
         raise ModelError(f"{folder / 'config.json'} is not usable: {error}") from error
 
 
-def _refuse_unsupported(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+def _model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]) -> ModelConfig:
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if architecture != "LlamaForCausalLM":
+        raise ValueError(
+            f"the architecture {architecture!r:.100} is not supported; supported: LlamaForCausalLM."
+        )
+    rope = raw.get("rope_parameters") or {}  # newer transformers put theta and scaling together
+    _refuse_unsupported(raw, rope)
+    hidden = _integer(raw, "hidden_size")
+    heads = _integer(raw, "num_attention_heads")
+    eos = _token_ids("eos_token_id", raw.get("eos_token_id"))
+    eos += _token_ids("eos_token_id", raw_generation.get("eos_token_id"))
+    bos = _token_ids("bos_token_id", raw.get("bos_token_id"))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_hidden_layers=_integer(raw, "num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=_integer(raw, "num_key_value_heads", heads),
+        head_dim=_integer(raw, "head_dim", hidden // heads),
+        max_position_embeddings=_integer(raw, "max_position_embeddings", 2048),
+        rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
+        rope_theta=_positive(raw, "rope_theta", _positive(rope, "rope_theta", 10_000.0)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], rope: Any) -> None:
     scaling = raw.get("rope_scaling") or rope
+    if not isinstance(rope, dict) or not isinstance(scaling, dict):
+        raise ValueError("rope_parameters and rope_scaling must be tables.")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    activation = raw.get("hidden_act") or "silu"
     unsupported = {
-        f"rope scaling {kind!r}": kind != "default",
+        f"rope scaling {kind!r:.50}": kind != "default",
         "attention_bias": bool(raw.get("attention_bias")),
         "mlp_bias": bool(raw.get("mlp_bias")),
-        f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
+        f"the activation {activation!r:.50}": activation != "silu",
+        "quantised weights (quantization_config)": bool(raw.get("quantization_config")),
     }
     for what, asked in unsupported.items():
         if asked:
-            raise ModelError(f"The model needs {what}, which is not supported.")
+            raise ValueError(f"the model needs {what}, which is not supported.")
 
 
-def _token_ids(value: Any) -> list[int]:
-    """`eos_token_id` is absent, a number or a list of numbers."""
+def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if raw.get(name) is None else raw[name]
     if value is None:
-        return []
-    return [int(i) for i in value] if isinstance(value, list) else [int(value)]
+        raise ValueError(f"the field {name!r} is missing.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_CONFIG_INTEGER:
+        raise ValueError(f"{name} must be an integer from 1 to {_MAX_CONFIG_INTEGER}, got {value!r:.50}.")
+    return value
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: float) -> float:
+    value = default if raw.get(name) is None else raw[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r:.50}.")
+    return float(value)
+
+
+def _token_ids(name: str, value: Any) -> list[int]:
+    """Absent, one id or several, as `config.json` writes them."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        raise ValueError(f"{name} must be a token id or a list of them, got {value!r:.50}.")
+    return ids

@@ -32,12 +32,16 @@ class EngineArgs:
         long_prefill_token_threshold: tokens one request may get in a step while others are there; 0 = no limit.
         scheduling_policy: "fcfs" or "priority".
         num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
-        kv_cache_memory: bytes for the pool, 512 MiB unless given.
+        kv_cache_memory: bytes for the pool; unless given, 512 MiB, or less where max_num_seqs requests of full length
+            need less.
         max_model_len: longest sequence in tokens; the model's own limit unless given.
         seed: from which requests without a seed get theirs.
         device: "auto" or "cpu".
         trace: record a StepTrace for every step.
         keep_logits: keep the logits each token was drawn from (for comparing tiers).
+
+    Raises:
+        ValueError: an option is of the wrong type or out of range, or two of them exclude each other.
     """
 
     model: str = DEFAULT_MODEL
@@ -57,6 +61,10 @@ class EngineArgs:
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"model must be a name or a path, got {self.model!r}.")
+        if self.device not in ("auto", "cpu"):
+            raise ValueError(f"device must be 'auto' or 'cpu', got {self.device!r}.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -69,9 +77,13 @@ class EngineArgs:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if self.scheduling_policy not in get_args(SchedulingPolicy):
-            raise ValueError(f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}.")
+            raise ValueError(
+                f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}."
+            )
         if self.num_blocks is not None and self.kv_cache_memory is not None:
-            raise ValueError("num_blocks and kv_cache_memory both set the size of the pool; give only one of them.")
+            raise ValueError(
+                "num_blocks and kv_cache_memory both set the size of the pool; give only one of them."
+            )
 
     def create_engine_config(self, model: ModelConfig, default_device: str) -> EngineConfig:
         """Replace every "unless given" by a number.
@@ -82,7 +94,8 @@ class EngineArgs:
         max_model_len = self.max_model_len or model.max_position_embeddings
         if max_model_len > model.max_position_embeddings:
             raise ValueError(
-                f"max_model_len ({max_model_len}) is above the {model.max_position_embeddings} positions the model knows."
+                f"max_model_len ({max_model_len}) is above the {model.max_position_embeddings} positions the model "
+                f"knows; lower it."
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
             raise ValueError(
@@ -91,7 +104,9 @@ class EngineArgs:
             )
         return EngineConfig(
             model=model,
-            cache=CacheConfig(self.block_size, self._num_blocks(model, max_model_len), self.enable_prefix_caching),
+            cache=CacheConfig(
+                self.block_size, self._num_blocks(model, max_model_len), self.enable_prefix_caching
+            ),
             scheduler=SchedulerConfig(
                 max_model_len=max_model_len,
                 max_num_seqs=self.max_num_seqs,
@@ -111,14 +126,15 @@ class EngineArgs:
             return self.num_blocks
         block_bytes = model.kv_bytes_per_token() * self.block_size
         memory = DEFAULT_KV_CACHE_MEMORY if self.kv_cache_memory is None else self.kv_cache_memory
-        if memory < 2 * block_bytes:
+        if memory < 2 * block_bytes:  # the null block and one to use
             raise ValueError(
-                f"kv_cache_memory ({memory} bytes) holds fewer than two blocks of {block_bytes} bytes; raise it or lower "
-                f"block_size."
+                f"kv_cache_memory ({memory} bytes) holds fewer than two blocks of {block_bytes} bytes; raise it or "
+                f"lower block_size."
             )
-        # More blocks than max_num_seqs full-length requests can hold would never be touched.
-        most = self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1
-        return min(memory // block_bytes, most)
+        if self.kv_cache_memory is not None:
+            return memory // block_bytes
+        # A tiny model would get hundreds of thousands of blocks, of which running requests can hold but a few.
+        return min(memory // block_bytes, self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1)
 
 
 _LEAST = {

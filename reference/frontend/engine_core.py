@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,8 +17,7 @@ from reference.contracts.protocols import Checkpoint, ModelRunner, Tier
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import SchedulerSnapshot, StepTrace
-
-logger = logging.getLogger("twinfer")
+from reference.frontend.logger import logger
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
 
@@ -48,6 +46,7 @@ class EngineCore:
         self, config: EngineConfig, tier: Tier, checkpoint: Checkpoint, on_step: OnStep | None = None
     ) -> None:
         self.config = config
+        self.tier_name = tier.name
         self.scheduler = tier.make_scheduler(config)
         self.executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
         self.on_step = on_step
@@ -65,7 +64,11 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill."""
+        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill.
+
+        An exception in the forward pass ends the requests of this step with `error`. An interrupt (Ctrl-C) does the
+        same and goes on to the caller, who aborts them to get their last outputs; the engine stays usable.
+        """
         if not self.has_unfinished_requests():
             return []
         started = time.perf_counter()
@@ -78,10 +81,16 @@ class EngineCore:
             logger.exception("Step %d failed; its requests end with an error.", schedule.step)
             output = ModelRunnerOutput(sampled_token_ids={})
             news = self.scheduler.fail_step(schedule, f"{type(error).__name__}: {error}")
+        except BaseException:
+            # The blocks of this step are in the prefix cache already, but were never computed.
+            self.scheduler.fail_step(schedule, "interrupted")
+            raise
         else:
-            if self.on_step is not None:
-                self.on_step(schedule, output)
-            news = self.scheduler.update_from_output(schedule, output)
+            try:
+                if self.on_step is not None:
+                    self.on_step(schedule, output)
+            finally:  # an observer that raises must not leave the step half taken in
+                news = self.scheduler.update_from_output(schedule, output)
         if state is not None:
             self._record(schedule, state, output, news, time.perf_counter() - started)
         return news
@@ -98,11 +107,15 @@ class EngineCore:
             StepTrace(
                 step=schedule.step,
                 num_scheduled_tokens=schedule.num_scheduled_tokens,
-                num_cached_tokens={new.request_id: new.num_computed_tokens for new in schedule.scheduled_new_reqs},
+                num_cached_tokens={
+                    new.request_id: new.num_computed_tokens for new in schedule.scheduled_new_reqs
+                },
                 preempted=schedule.preempted_req_ids,
                 state=state,
                 sampled_token_ids={name: tuple(ids) for name, ids in output.sampled_token_ids.items()},
-                finished={item.request_id: item.finish_reason for item in news if item.finish_reason is not None},
+                finished={
+                    item.request_id: item.finish_reason for item in news if item.finish_reason is not None
+                },
                 seconds=seconds,
             )
         )

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.noise import derive_seed
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from reference.frontend.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 class InputProcessor:
-    """Checks and tokenizes prompts. Everything it refuses is a ValueError of one sentence."""
+    """Checks and tokenizes prompts. Everything it refuses is a ValueError of one sentence, and it keeps no state."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.num_arrivals = 0
 
     def process(
         self,
@@ -30,66 +31,115 @@ class InputProcessor:
         prompt: Prompt,
         params: SamplingParams,
         *,
+        arrival_number: int,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> tuple[EngineCoreRequest, str | None]:
-        """The request for the engine core, and the prompt's text (None when it came as token ids)."""
+        """Make a request for the engine core.
+
+        Args:
+            request_id: names the request in all later calls.
+            prompt: text, token ids, or a dict with either; a dict with both takes the ids, and the text is for display.
+            params: what to generate.
+            arrival_number: how many requests the engine accepted before; gives the order, and the seed if
+                `params` has none.
+            priority: smaller runs first, under the priority policy.
+            cache_salt: only requests with the same salt share KV blocks; excludes a salt in the prompt's dict.
+
+        Returns:
+            The request, and the prompt's text (None when it came as token ids alone).
+
+        Raises:
+            ValueError: anything above is not acceptable.
+        """
+        if not isinstance(request_id, str) or not request_id:
+            raise ValueError(f"request_id must be a non-empty string, got {request_id!r:.100}.")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}.")
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ValueError(f"priority must be an integer, got {priority!r}.")
+            raise ValueError(f"priority must be an integer, got {priority!r:.100}.")
         text, token_ids, salt = self._parse(prompt)
-        self._check_token_ids(token_ids, params)
-        salt = salt if cache_salt is None else cache_salt
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise ValueError(f"cache_salt must be a non-empty string, got {salt!r}.")
-        seed = derive_seed(self.config.seed, self.num_arrivals) if params.seed is None else params.seed % 2**64
+        if salt is not None and cache_salt is not None:
+            raise ValueError("cache_salt is given twice, in the prompt and beside it; give only one.")
+        seed = derive_seed(self.config.seed, arrival_number) if params.seed is None else params.seed % 2**64
         request = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(token_ids),
+            prompt_token_ids=tuple(self._check_prompt(token_ids)),
             sampling_params=params,
             seed=seed,
-            arrival=(self.num_arrivals, 0),
+            arrival=(arrival_number, 0),
             eos_token_ids=frozenset(self.config.model.eos_token_ids),
             priority=priority,
-            cache_salt=salt,
+            cache_salt=_check_salt(salt if cache_salt is None else cache_salt),
         )
-        self.num_arrivals += 1  # only now: a refused prompt must not change the seeds of those after it
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
         return request, text
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         """(text, token ids, salt) of any accepted form."""
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt), None
-        if isinstance(prompt, Mapping):
-            unknown = sorted(set(prompt) - set(_PROMPT_KEYS))
-            if unknown:
-                raise ValueError(f"Unknown key {unknown[0]!r} in a prompt; known are {', '.join(_PROMPT_KEYS)}.")
-            if ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-                raise ValueError("A prompt needs either 'prompt' or 'prompt_token_ids'.")
-            text, token_ids, _ = self._parse(prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"])
-            if (text is None) == ("prompt" in prompt):
-                raise ValueError("In a prompt, 'prompt' must be text and 'prompt_token_ids' a list of integers.")
-            return text, token_ids, prompt.get("cache_salt")
-        if isinstance(prompt, list | tuple):
-            return None, prompt, None
-        raise ValueError(f"A prompt must be text, a list of token ids or a dict, got {type(prompt).__name__}.")
+            prompt = {"prompt": prompt}
+        elif isinstance(prompt, list | tuple):
+            prompt = {"prompt_token_ids": prompt}
+        elif not isinstance(prompt, Mapping):
+            raise ValueError(
+                f"A prompt must be text, a list of token ids or a dict, got {type(prompt).__name__}."
+            )
+        unknown = [key for key in prompt if key not in PROMPT_KEYS]
+        if unknown:
+            raise ValueError(
+                f"Unknown key {unknown[0]!r:.100} in a prompt; known are {', '.join(PROMPT_KEYS)}."
+            )
+        text, token_ids, salt = (prompt.get(key) for key in PROMPT_KEYS)  # null means absent
+        if text is not None:
+            text = _check_text("The prompt", text)
+        if token_ids is None:
+            if text is None:
+                raise ValueError("A prompt needs 'prompt' (text) or 'prompt_token_ids'.")
+            token_ids = self.tokenizer.encode(text)
+        elif not isinstance(token_ids, list | tuple):
+            raise ValueError(f"prompt_token_ids must be a list of integers, got {type(token_ids).__name__}.")
+        return text, token_ids, salt
 
-    def _check_token_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        vocab_size = self.config.model.vocab_size
-        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_token_ids)):
-            for token_id in ids:
-                if isinstance(token_id, bool) or not isinstance(token_id, int):
-                    raise ValueError(f"A token id in the {name} must be an integer, got {token_id!r}.")
-                if not 0 <= token_id < vocab_size:
-                    raise ValueError(
-                        f"Token id {token_id} in the {name} is outside the vocabulary of {vocab_size} tokens."
-                    )
+    def _check_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
         if not token_ids:
             raise ValueError("The prompt is empty; give at least one token.")
         max_model_len = self.config.scheduler.max_model_len
         if len(token_ids) >= max_model_len:
             raise ValueError(
-                f"The prompt has {len(token_ids)} tokens, but max_model_len is {max_model_len} and at least one token must "
-                f"be left to generate; shorten the prompt or raise max_model_len."
+                f"The prompt has {len(token_ids)} tokens, but max_model_len is {max_model_len} and at least one token "
+                f"must be left to generate; shorten the prompt or raise max_model_len."
             )
+        self._check_token_ids("the prompt", token_ids)
+        return token_ids
+
+    def _check_token_ids(self, where: str, token_ids: Sequence[int]) -> None:
+        """The model's vocabulary counts, not the tokenizer's: models have rows for tokens added later."""
+        vocab_size = self.config.model.vocab_size
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ValueError(f"A token id in {where} must be an integer, got {token_id!r:.100}.")
+            if not 0 <= token_id < vocab_size:
+                raise ValueError(
+                    f"Token id {token_id} in {where} is outside the vocabulary of {vocab_size} tokens."
+                )
+
+
+def _check_salt(salt: object) -> str | None:
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not salt:
+        raise ValueError(f"cache_salt must be a non-empty string, got {salt!r:.100}.")
+    return _check_text("cache_salt", salt)
+
+
+def _check_text(what: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{what} must be text, got {type(text).__name__}.")
+    try:
+        text.encode()  # half a surrogate pair has no UTF-8: tokenizer and hash would raise in the middle of things
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{what} is no valid text: character {error.start} is half of a surrogate pair."
+        ) from None
+    return text

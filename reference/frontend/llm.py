@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from tqdm.auto import tqdm
 
 from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.engine_args import EngineArgs
+from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
 from reference.frontend.engine_core import OnStep
 from reference.frontend.input_processor import Prompt
 from reference.frontend.llm_engine import LLMEngine
@@ -32,19 +33,26 @@ class LLM:
         ValueError: an option is unknown or out of range, or the model cannot be loaded.
     """
 
-    def __init__(self, tier: Tier, model: str, on_step: OnStep | None = None, **options: Any) -> None:
-        unknown = sorted(set(options) - set(EngineArgs.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(EngineArgs.__dataclass_fields__)
-            raise ValueError(f"Unknown engine option {unknown[0]!r}; known are: {known}.")
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **options), tier, on_step)
+    def __init__(
+        self,
+        tier: Tier,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
+        on_step: OnStep | None = None,
+        **options: Any,
+    ) -> None:
+        known = EngineArgs.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise ValueError(f"Unknown engine option {name!r}; known are: {', '.join(known)}.")
+        args = EngineArgs(model=str(model) if isinstance(model, os.PathLike) else model, **options)
+        self.llm_engine = LLMEngine.from_engine_args(args, tier, on_step)
         self._num_requests = 0
 
     def get_tokenizer(self) -> Tokenizer:
         return self.llm_engine.tokenizer
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing happens, while requests are running."""
+        """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
         return self.llm_engine.engine_core.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def generate(
@@ -61,27 +69,24 @@ class LLM:
             use_tqdm: show a progress bar on stderr.
 
         Returns:
-            One output a prompt, in the order of the prompts.
+            One output a prompt, in the order of the prompts. A request that the engine could not finish has the finish
+            reason `error` and says why in `error`; one that somebody aborted meanwhile has none.
 
         Raises:
             ValueError: a prompt or parameter is not acceptable; nothing was generated.
         """
         prompt_list = _as_prompt_list(prompts)
-        params = SamplingParams() if sampling_params is None else sampling_params
-        params_list = [params] * len(prompt_list) if isinstance(params, SamplingParams) else list(params)
-        if len(params_list) != len(prompt_list):
-            raise ValueError(f"Got {len(prompt_list)} prompts and {len(params_list)} sampling_params; give one of each.")
+        params_list = _as_params_list(sampling_params, len(prompt_list))
         request_ids = [str(self._num_requests + i) for i in range(len(prompt_list))]
+        self._num_requests += len(request_ids)
         try:
-            for request_id, prompt, item in zip(request_ids, prompt_list, params_list, strict=True):
-                self.llm_engine.add_request(request_id, prompt, item)
+            for request_id, prompt, params in zip(request_ids, prompt_list, params_list, strict=True):
+                self.llm_engine.add_request(request_id, prompt, params)
             return self._run(request_ids, use_tqdm)
         except BaseException:
             # A refused prompt, or Ctrl-C: nothing of this call may stay behind in the engine.
             self.llm_engine.abort_request(request_ids)
             raise
-        finally:
-            self._num_requests += len(request_ids)
 
     def chat(
         self,
@@ -93,35 +98,67 @@ class LLM:
 
         Args:
             messages: `[{"role": "user", "content": "..."}]`, or a list of such lists.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+
+        Raises:
+            ValueError: as in `generate`, or a message is malformed, or the model has no chat template.
         """
-        if not messages:
-            raise ValueError("messages must not be empty.")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        if not isinstance(messages, list | tuple) or not messages:
+            raise ValueError("messages must be a non-empty list of {'role': ..., 'content': ...}.")
+        conversations = messages if isinstance(messages[0], list | tuple) else [messages]
         tokenizer = self.llm_engine.tokenizer
-        prompts = [{"prompt_token_ids": tokenizer.encode_chat(conversation)} for conversation in conversations]
+        prompts = [
+            {
+                "prompt": tokenizer.apply_chat_template(conversation),
+                "prompt_token_ids": tokenizer.encode_chat(conversation),
+            }
+            for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def _run(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        num_tokens = 0
-        with tqdm(total=len(request_ids), desc="Generating", unit="prompt", disable=not use_tqdm) as bar:
-            while self.llm_engine.has_unfinished_requests():
-                for output in self.llm_engine.step():
+        num_tokens = dict.fromkeys(request_ids, 0)
+        # miniters=0: drawn anew by time alone. The rate moves with every token, the bar only when a request ends.
+        with tqdm(
+            total=len(request_ids), desc="Generating", unit="prompt", disable=not use_tqdm, miniters=0
+        ) as bar:
+            while len(finished) < len(request_ids) and self.llm_engine.has_unfinished_requests():
+                outputs = [output for output in self.llm_engine.step() if output.request_id in num_tokens]
+                for output in outputs:
+                    num_tokens[output.request_id] = output.metrics.num_output_tokens
                     if output.finished:
                         finished[output.request_id] = output
-                        num_tokens += output.metrics.num_output_tokens
-                        elapsed = bar.format_dict["elapsed"]
-                        bar.set_postfix_str(f"{num_tokens / max(elapsed, 1e-9):.1f} tok/s", refresh=False)
-                        bar.update()
-        return [finished[request_id] for request_id in request_ids]
+                if use_tqdm:
+                    rate = sum(num_tokens.values()) / max(bar.format_dict["elapsed"], 1e-9)
+                    bar.set_postfix_str(f"{rate:.1f} tok/s", refresh=False)
+                    bar.update(sum(output.finished for output in outputs))
+        return [finished[request_id] for request_id in request_ids if request_id in finished]
 
 
 def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt becomes a list of one. A list of integers is one prompt of token ids."""
+    """A single prompt becomes a list of one. A list that begins with an integer is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, list | tuple):
         raise ValueError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}.")
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and isinstance(prompts[0], int):
         return [prompts]
     return list(prompts)
+
+
+def _as_params_list(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, list | tuple):
+        raise ValueError(
+            f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}."
+        )
+    if len(params) != num_prompts:
+        raise ValueError(
+            f"Got {num_prompts} prompts and {len(params)} sampling_params; give one for each prompt."
+        )
+    return params

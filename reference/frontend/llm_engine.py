@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from reference.contracts.config import EngineConfig
@@ -12,12 +11,11 @@ from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.engine_args import EngineArgs, describe
 from reference.frontend.engine_core import EngineCore, InprocClient, OnStep
 from reference.frontend.input_processor import InputProcessor, Prompt
+from reference.frontend.logger import configure_logging, logger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
-
-logger = logging.getLogger("twinfer")
 
 
 class LLMEngine:
@@ -45,14 +43,20 @@ class LLMEngine:
         self.client: EngineCoreClient = InprocClient(self.engine_core)
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
+        self.num_arrivals = 0
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, tier: Tier, on_step: OnStep | None = None) -> LLMEngine:
         """Load the model and build the engine.
 
         Raises:
-            ValueError: the model cannot be found or read, or the options contradict each other.
+            ValueError: the tier cannot run here, the model cannot be found or read, or the options contradict each
+                other.
         """
+        configure_logging()
+        reason = tier.why_unavailable()
+        if reason is not None:
+            raise ValueError(reason)
         path = resolve_model(args.model)
         checkpoint = load_checkpoint(path)
         config = args.create_engine_config(checkpoint.config, tier.default_device())
@@ -77,10 +81,16 @@ class LLMEngine:
         if request_id in self.output_processor.states:
             raise ValueError(f"A request with the id {request_id!r} is already in the engine.")
         request, text = self.input_processor.process(
-            request_id, prompt, sampling_params, priority=priority, cache_salt=cache_salt
+            request_id,
+            prompt,
+            sampling_params,
+            arrival_number=self.num_arrivals,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         self.client.add_request(request)
         self.output_processor.add_request(request, text)
+        self.num_arrivals += 1  # only now: a refused request must not change the seeds of those after it
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step; returns an output for each request that got a token or ended."""
@@ -89,9 +99,9 @@ class LLMEngine:
             self.client.abort_requests(to_abort)
         return outputs
 
-    def abort_request(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+    def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """End requests now; returns their last outputs. Unknown and finished ids are ignored."""
-        request_ids = list(request_ids)
+        request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self.client.abort_requests(request_ids)
         return self.output_processor.abort_requests(request_ids)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.schedule import EngineCoreOutput
 from reference.frontend.detokenizer import IncrementalDetokenizer
 from reference.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from reference.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from reference.frontend.tokenizer import Tokenizer
 
 
 class _RequestState:
@@ -41,13 +45,13 @@ class _RequestState:
             prompt_token_ids=self.prompt_token_ids,
             outputs=[completion],
             finished=finish_reason is not None,
-            metrics=self.metrics,
+            metrics=replace(self.metrics),  # an output that was handed out does not change
             error=error,
         )
 
 
 class OutputProcessor:
-    """Owns the text side of all unfinished requests."""
+    """Owns the text side of all unfinished requests; a finished one leaves nothing behind."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -71,8 +75,6 @@ class OutputProcessor:
                 if not item.finished:
                     to_abort.append(item.request_id)
             else:
-                if item.finished and not item.new_token_ids:
-                    state.detokenizer.finish()
                 output = state.make_output(item.finish_reason, item.stop_reason, item.error)
             outputs.append(output)
             if output.finished:
@@ -85,7 +87,7 @@ class OutputProcessor:
         for request_id in request_ids:
             state = self.states.pop(request_id, None)
             if state is not None:
-                state.detokenizer.finish()
+                state.detokenizer.update((), "abort")
                 state.metrics.latency_s = time.perf_counter() - state.arrived
                 outputs.append(state.make_output("abort"))
         return outputs

@@ -1,21 +1,38 @@
-"""Text to token ids and back, and chat messages to text. The work is done by the `tokenizers` and `jinja2` libraries."""
+"""Text to token ids and back, and chat messages to text, on the libraries `tokenizers` and `jinja2`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from reference.frontend.checkpoint import model_folder, read_json, read_model_config
+from reference.frontend.checkpoint import model_folder, read_json, read_model_config, read_text
 from reference.frontend.model_store import ModelError
 
 _MAX_CHAT_CHARACTERS = 1024**2  # a template that writes more than this is broken or hostile
+_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+)  # templates may use them by these names
+# What rendering may raise besides jinja2's own errors: a template is a program.
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -28,29 +45,55 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 class Tokenizer:
-    """A model's tokenizer, with its special tokens and chat template."""
+    """A model's tokenizer, with its special tokens and chat template.
+
+    Attributes:
+        vocab_size: number of tokens that text can become; a model's padded vocabulary may be larger.
+        special_ids: ids that are markup and not text.
+        bos_token_id, eos_token_ids: from the model's config; any of the latter ends a text.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._backend = _read_backend(folder)
-        self._settings = read_json(folder / "tokenizer_config.json") if _exists(folder, "tokenizer_config.json") else {}
-        self._template_source = _chat_template(folder, self._settings)
         config = read_model_config(folder)
+        settings = folder / "tokenizer_config.json"
+        self._settings = read_json(settings) if settings.is_file() else {}
+        self._special_texts = {name: _token_text(self._settings.get(name)) for name in _SPECIAL_TOKENS}
+        self._backend = _read_backend(folder, self._settings, self._special_texts)
+        self._template_source = _chat_template(folder, self._settings)
         self.bos_token_id = config.bos_token_id
         self.eos_token_ids = config.eos_token_ids
         self.vocab_size: int = self._backend.get_vocab_size()
+        self._num_ids = max(self.vocab_size, config.vocab_size)
         added = self._backend.get_added_tokens_decoder()
-        self.special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
-        self.special_ids = frozenset(self.special_tokens.values())
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; a beginning-of-sequence token only if the model's tokenizer adds one."""
-        return list(self._backend.encode(text).ids)
+        """Token ids of a text; a beginning-of-sequence token only if the model's tokenizer adds one.
+
+        Raises ValueError when `text` is no text that UTF-8 can express.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:
+            what = "a lone surrogate" if isinstance(text, str) else type(text).__name__
+            raise ValueError(f"A prompt must be text in valid Unicode, got {what}.") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids. Bytes that are no valid UTF-8 become U+FFFD; ids the tokenizer does not know, nothing."""
+        """Text of token ids. Bytes that are no valid UTF-8 become U+FFFD; ids that only pad the vocabulary, nothing.
+
+        Raises ValueError when an id is outside the model's vocabulary.
+        """
+        for token_id in token_ids:
+            if not 0 <= token_id < self._num_ids:
+                raise ValueError(f"Token id {token_id} is outside the vocabulary of {self._num_ids} tokens.")
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """The conversation as the text the model was trained on.
 
         Raises:
@@ -59,63 +102,88 @@ class Tokenizer:
         _check_messages(messages)
         parts: list[str] = []
         length = 0
+        template = self._template
         try:
-            for part in self._template.generate(
+            for part in template.generate(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
-                **{name: _token_text(self._settings.get(name)) for name in ("bos_token", "eos_token")},
+                **self._special_texts,
             ):
                 parts.append(part)
                 length += len(part)
                 if length > _MAX_CHAT_CHARACTERS:
-                    raise ValueError(f"The chat template wrote more than {_MAX_CHAT_CHARACTERS} characters.")
-        except TemplateError as error:
-            raise ValueError(f"The chat template refused the messages: {error}") from error
+                    raise ValueError(f"it wrote more than {_MAX_CHAT_CHARACTERS} characters.")
+        except _TEMPLATE_ERRORS as error:
+            raise ValueError(f"The model's chat template refused the messages: {error}") from error
         return "".join(parts)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the answer. The template itself writes all special tokens."""
-        text = self.apply_chat_template(messages)
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._encode(self.apply_chat_template(messages), add_special_tokens=False)
 
     @cached_property
-    def _template(self) -> Any:
+    def _template(self) -> Template:
+        """Compiled as Hugging Face does it, with the same helpers."""
         if self._template_source is None:
             raise ValueError("This model has no chat template; use plain prompts instead of messages.")
         # The template comes with the model and is not trusted: no attribute walks, no changes to what it is given.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
+        environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         try:
             return environment.from_string(self._template_source)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise ValueError(f"The model's chat template cannot be parsed: {error}") from error
 
 
-def _exists(folder: Path, name: str) -> bool:
-    return (folder / name).is_file()
-
-
-def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+def _read_backend(
+    folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> tokenizers.Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ModelError(f"{folder} has no tokenizer.json.")
+        raise ModelError(f"{folder} has no tokenizer.json; save the model's tokenizer in that format first.")
+    content = read_text(file)
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        backend = tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"{file} cannot be read ({error}).") from error
+        raise ModelError(f"{file} is damaged ({error}).") from error
+    backend.no_truncation()  # left behind by training, and no business of an engine
+    backend.no_padding()
+    if "add_bos_token" in settings or "add_eos_token" in settings:
+        _set_post_processor(backend, settings, special)
+    return backend
+
+
+def _set_post_processor(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    """As in transformers, a rule written in `tokenizer_config.json` overrides the one in `tokenizer.json`."""
+    bos, eos = (
+        [special[f"{kind}_token"]] if settings.get(f"add_{kind}_token") and special[f"{kind}_token"] else []
+        for kind in ("bos", "eos")
+    )
+    ids = {text: backend.token_to_id(text) for text in bos + eos}
+    if None in ids.values():
+        raise ModelError(f"tokenizer.json lacks a token that tokenizer_config.json adds: {', '.join(ids)}.")
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*bos, "$A", *eos], special_tokens=list(ids.items())
+    )
 
 
 def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """From `chat_template.jinja`, else from `tokenizer_config.json` (one template, or a list with a default)."""
+    """From `chat_template.jinja`, else from `tokenizer_config.json`: one template, or a list with a default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if not isinstance(template, str | None):
+        raise ModelError(f"{folder / 'tokenizer_config.json'} is damaged: its chat_template is not text.")
     return template
 
 
@@ -123,76 +191,30 @@ def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise ValueError("messages must be a non-empty list of {'role': ..., 'content': ...}.")
     for message in messages:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(k), str) for k in ("role", "content")
+        ):
             raise ValueError(f"A message needs 'role' and 'content' as text, got {message!r:.100}.")
 
 
 def _token_text(token: Any) -> str:
-    """A special token in `tokenizer_config.json` is a text or a table with its text under `content`."""
-    return str(token["content"]) if isinstance(token, dict) else token or ""
+    """A special token in `tokenizer_config.json` is a text, or a table with its text under `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Instead of jinja2's own, which escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def write_tokenizer_from_gguf(metadata: Mapping[str, Callable[[], Any]], folder: Path) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` from a GGUF file's metadata.
-
-    Args:
-        metadata: name -> a function that reads the value (reading 49,152 strings is slow; nobody may need them).
-
-    Raises:
-        ModelError: the tokenizer is of a kind that is not supported.
-    """
-
-    def get(name: str, default: Any = None) -> Any:
-        return metadata[name]() if name in metadata else default
-
-    kind, pre = get("tokenizer.ggml.model"), get("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
-        raise ModelError(
-            f"The GGUF tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported: 'gpt2' with "
-            f"{', '.join(map(repr, _PRE_TOKENIZERS))}. Use the model's Hugging Face folder instead."
-        )
-    tokens: list[str] = get("tokenizer.ggml.tokens")
-    types: list[int] = get("tokenizer.ggml.token_type", [1] * len(tokens))
-    merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges")]
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]()
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    special = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
-    backend.add_special_tokens(special)
-    bos, eos = get("tokenizer.ggml.bos_token_id"), get("tokenizer.ggml.eos_token_id")
-    if get("tokenizer.ggml.add_bos_token", False):
-        backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
-        )
-    backend.save(str(folder / "tokenizer.json"))
-    settings = {
-        "bos_token": None if bos is None else tokens[bos],
-        "eos_token": None if eos is None else tokens[eos],
-        "chat_template": get("tokenizer.chat_template"),
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, ensure_ascii=False), encoding="utf-8")
-
-
-_CONTROL = 3  # GGUF's token type of special tokens
-
-
-def _byte_level() -> Any:
-    return tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-
-def _digits_then_byte_level() -> Any:
-    """SmolLM splits numbers into digits before anything else; without it, text with spaces before digits differs."""
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    return tokenizers.pre_tokenizers.Sequence([digits, _byte_level()])
-
-
-_PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "smollm": _digits_then_byte_level,
-    "gpt-2": _byte_level,
-    "default": _byte_level,
-}

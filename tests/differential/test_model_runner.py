@@ -377,8 +377,7 @@ def test_nan_logits_end_their_own_request_and_no_other() -> None:
     embedding[300] = np.nan
     checkpoint.weights["model.embed_tokens.weight"] = embedding
     twins = Twins(model, checkpoint)
-    # The reference multiplies masked values by 0, so that a NaN reaches the earlier tokens of its own request
-    # too.
+    # The reference multiplies masked values by 0, so a NaN reaches the earlier tokens of its own request too.
     twins.broken_blocks = {3}
     healthy = [token for token in prompt(6) if token != 300]
     output = twins.step(

@@ -122,7 +122,7 @@ def test_another_number_of_dimensions_is_refused(kernel: str, name: str) -> None
     ("kernel", "name"), [pair for pair in TENSOR_ARGUMENTS if pair != ("gumbel_noise", "out")]
 )
 def test_a_tensor_that_does_not_fit_the_others_is_refused(kernel: str, name: str) -> None:
-    """The first tensor with a size sets it, so the sentence may name another argument; it shows both sizes."""
+    """The first tensor with a size sets it: the sentence may name another argument, but shows both sizes."""
 
     def longer(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)

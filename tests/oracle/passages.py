@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 PROSE = """\
-The lighthouse keeper climbed the spiral stairs every evening an hour before sunset, carrying a can of oil in one hand and
-a lantern in the other. From the gallery he could see the whole bay: the fishing boats coming home in a ragged line, the
-gulls following them, and far out on the horizon the smoke of a steamer that never seemed to come any closer. He trimmed
-the wick, polished the glass until it was invisible, and waited for the first star. In forty years he had missed only one
-night, the night of the great storm, when the sea broke the lower door and the stairs became a waterfall. People in the
-village still spoke of it. They said that the light had gone out for the length of a single prayer, and that in this time
-three ships had turned around in the dark, as if each of them had heard somebody call. The keeper himself never spoke of
-it. When he was asked, he would only say that oil was expensive, that glass was fragile, and that the sea was patient.
+The lighthouse keeper climbed the spiral stairs every evening an hour before sunset, carrying a can of oil
+in one hand and a lantern in the other. From the gallery he could see the whole bay: the fishing boats
+coming home in a ragged line, the gulls following them, and far out on the horizon the smoke of a steamer
+that never seemed to come any closer. He trimmed the wick, polished the glass until it was invisible, and
+waited for the first star. In forty years he had missed only one night, the night of the great storm, when
+the sea broke the lower door and the stairs became a waterfall. People in the village still spoke of it.
+They said that the light had gone out for the length of a single prayer, and that in this time three ships
+had turned around in the dark, as if each of them had heard somebody call. The keeper himself never spoke of
+it. When he was asked, he would only say that oil was expensive, that glass was fragile, and that the sea
+was patient.
 """
 
 CODE = '''\
@@ -77,9 +79,10 @@ And what colour is the sky on Mars?<|im_end|>
 """
 
 LANGUAGES = """\
-Der Fluss fließt langsam durch das breite Tal, und am Ufer stehen alte Weiden. Le marché ouvre à six heures du matin, et
-les pêcheurs vendent leur poisson avant midi. El niño corrió por la plaza con una cometa roja en la mano. 今天的天气很好，
-我们去公园散步吧。Завтра утром поезд отправляется в девять часов. 電車は午後三時に駅に着きます。Η θάλασσα ήταν ήρεμη.
+Der Fluss fließt langsam durch das breite Tal, und am Ufer stehen alte Weiden. Le marché ouvre à
+six heures du matin, et les pêcheurs vendent leur poisson avant midi. El niño corrió por la
+plaza con una cometa roja en la mano. 今天的天气很好， 我们去公园散步吧。Завтра утром поезд отправляется в девять
+часов. 電車は午後三時に駅に着きます。Η θάλασσα ήταν ήρεμη.
 """
 
 PASSAGES = {"prose": PROSE, "code": CODE, "numbers": NUMBERS, "dialogue": DIALOGUE, "languages": LANGUAGES}

@@ -56,7 +56,9 @@ class TwoTiers(RuleBasedStateMachine):
     def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str | None, eos: bool) -> None:
         options: dict[str, Any] = {"arrival": self.num_requests, "priority": priority, "cache_salt": salt}
         if eos:
-            options["eos_token_ids"] = [40_000 + (31 * prompt[0] + 7 * 3) % 9_000]  # the fourth scripted token
+            options["eos_token_ids"] = [
+                40_000 + (31 * prompt[0] + 7 * 3) % 9_000
+            ]  # the fourth scripted token
         refused = []
         for driver in self.drivers:
             try:

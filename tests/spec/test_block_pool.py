@@ -44,7 +44,14 @@ def test_freed_blocks_with_hash_go_to_the_back_so_that_the_oldest_is_evicted_fir
     for block in table[:3]:
         pool.cache_block(block, key(block))
     pool.free_blocks(table[::-1])
-    assert pool.get_free_order() == [4, 5, 6, 3, 2, 1]  # tail 4 has no hash; the shared head 1 is evicted last
+    assert pool.get_free_order() == [
+        4,
+        5,
+        6,
+        3,
+        2,
+        1,
+    ]  # tail 4 has no hash; the shared head 1 is evicted last
     pool.check_integrity()
 
 

@@ -11,7 +11,9 @@ from reference.contracts.request import Request
 from tests.factories import make_config, make_request
 
 
-def make_manager(tier: Tier, num_usable_blocks: int = 20, *, block_size: int = 4, caching: bool = True) -> KVCacheManager:
+def make_manager(
+    tier: Tier, num_usable_blocks: int = 20, *, block_size: int = 4, caching: bool = True
+) -> KVCacheManager:
     return tier.make_kv_cache_manager(
         make_config(block_size=block_size, num_usable_blocks=num_usable_blocks, caching=caching)
     )

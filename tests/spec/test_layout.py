@@ -36,7 +36,9 @@ def is_within(module: str, package: str) -> bool:
 def test_reference_never_imports_fast_or_torch() -> None:
     for path in python_files("reference"):
         for module in imported_modules(path):
-            assert not any(is_within(module, name) for name in ("fast", "torch", "transformers")), f"{path}: {module}"
+            assert not any(is_within(module, name) for name in ("fast", "torch", "transformers")), (
+                f"{path}: {module}"
+            )
 
 
 def test_fast_imports_nothing_of_reference_but_contracts_and_frontend() -> None:
@@ -49,7 +51,9 @@ def test_fast_imports_nothing_of_reference_but_contracts_and_frontend() -> None:
 def test_contracts_depend_on_nothing_else_of_the_project() -> None:
     for path in python_files("reference/contracts"):
         for module in imported_modules(path):
-            assert not is_within(module, "reference") or is_within(module, "reference.contracts"), f"{path}: {module}"
+            assert not is_within(module, "reference") or is_within(module, "reference.contracts"), (
+                f"{path}: {module}"
+            )
 
 
 def test_the_frontend_never_names_a_tier() -> None:
@@ -62,7 +66,9 @@ def test_the_frontend_never_names_a_tier() -> None:
             assert not is_within(module, "importlib.import_module"), f"{path}: {module}"
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                name = (
+                    node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                )
                 assert name not in ("import_module", "__import__"), f"{path}:{node.lineno} imports by name"
 
 
@@ -118,7 +124,9 @@ def test_mirrored_files_have_the_same_public_names_and_parameters(name: str) -> 
     assert public_signatures(ROOT / "fast" / name) == public_signatures(ROOT / "reference" / name)
 
 
-@pytest.mark.parametrize("name", [n for n in mirrored_files() if not n.startswith("__") and n not in ("llm.py", "tier.py")])
+@pytest.mark.parametrize(
+    "name", [n for n in mirrored_files() if not n.startswith("__") and n not in ("llm.py", "tier.py")]
+)
 def test_a_fast_file_links_its_twin_in_the_docstring(name: str) -> None:
     docstring = ast.get_docstring(ast.parse((ROOT / "fast" / name).read_text())) or ""
     assert f"reference/{name}" in docstring
@@ -140,7 +148,11 @@ def test_tests_are_neither_empty_nor_skipped_without_a_condition() -> None:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                real = [item for item in node.body if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]
+                real = [
+                    item
+                    for item in node.body
+                    if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
+                ]
                 assert real, f"{path}: {node.name} is empty"
                 assert not all(isinstance(item, ast.Pass) for item in real), f"{path}: {node.name} is empty"
             if isinstance(node, ast.Attribute) and node.attr in ("skip", "xfail"):

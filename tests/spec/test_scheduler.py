@@ -58,7 +58,11 @@ def test_only_the_last_chunk_of_a_prompt_samples_a_token(tier: Tier) -> None:
 
 def test_long_prefill_threshold_shares_the_budget_among_long_prompts(tier: Tier) -> None:
     driver = make_driver(
-        tier, block_size=16, num_usable_blocks=200, max_num_batched_tokens=1024, long_prefill_token_threshold=400
+        tier,
+        block_size=16,
+        num_usable_blocks=200,
+        max_num_batched_tokens=1024,
+        long_prefill_token_threshold=400,
     )
     driver.add(*(make_request(f"r{i}", 800, arrival=i) for i in range(3)))
     assert list(driver.step().num_scheduled_tokens.values()) == [400, 400, 224]
@@ -94,7 +98,9 @@ def test_max_num_seqs_limits_the_running_requests(tier: Tier) -> None:
 def test_the_first_waiting_request_that_does_not_fit_ends_admission(tier: Tier) -> None:
     driver = make_driver(tier, num_usable_blocks=5)
     driver.add(
-        make_request("a", 8, max_tokens=5), make_request("big", 16, arrival=1), make_request("small", 4, arrival=2)
+        make_request("a", 8, max_tokens=5),
+        make_request("big", 16, arrival=1),
+        make_request("small", 4, arrival=2),
     )
     assert scheduled(driver) == {"a": 8}
     assert driver.scheduler.snapshot().waiting == ("big", "small")
@@ -118,10 +124,14 @@ def test_preemption_takes_the_last_running_request_and_returns_it_to_the_head(ti
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted(tier: Tier) -> None:
-    driver = make_driver(tier, num_usable_blocks=4, caching=False, max_num_seqs=2, scheduling_policy="priority")
+    driver = make_driver(
+        tier, num_usable_blocks=4, caching=False, max_num_seqs=2, scheduling_policy="priority"
+    )
     driver.add(make_request("low", 8, priority=5))
     driver.step()
-    driver.add(make_request("high", 3, arrival=1, priority=0), make_request("small", 1, arrival=2, priority=1))
+    driver.add(
+        make_request("high", 3, arrival=1, priority=0), make_request("small", 1, arrival=2, priority=1)
+    )
     assert scheduled(driver) == {"low": 1, "high": 3}  # low's third block, and high's first: the pool is full
     assert scheduled(driver) == {"low": 1, "high": 1}
     schedule = driver.step()  # high's fifth token needs a block
@@ -132,7 +142,9 @@ def test_nobody_is_admitted_in_a_step_that_preempted(tier: Tier) -> None:
 
 def test_several_victims_keep_their_old_order_at_the_head_of_the_queue(tier: Tier) -> None:
     driver = make_driver(tier, num_usable_blocks=6, caching=False, max_num_batched_tokens=12)
-    driver.add(make_request("a", 16, max_tokens=8), make_request("b", 4, arrival=1), make_request("c", 4, arrival=2))
+    driver.add(
+        make_request("a", 16, max_tokens=8), make_request("b", 4, arrival=1), make_request("c", 4, arrival=2)
+    )
     assert scheduled(driver) == {"a": 12}
     assert scheduled(driver) == {"a": 4, "b": 4, "c": 4}
     driver.add(make_request("late", 4, arrival=3))
@@ -218,7 +230,9 @@ def test_d1_blocks_registered_in_the_step_of_a_preemption_are_withdrawn(tier: Ti
     assert scheduled(driver) == {"low": 9}  # alone: no chunk limit; blocks 1, 2 and a part of 3
     driver.add(make_request("high", 4, arrival=1, priority=0, max_tokens=2))
     assert scheduled(driver) == {"low": 5, "high": 4}  # low: blocks 1 to 4, three of them full; high: block 5
-    schedule = driver.schedule()  # low: 5 tokens fill block 4 and open block 6; high's fifth token needs a seventh
+    schedule = (
+        driver.schedule()
+    )  # low: 5 tokens fill block 4 and open block 6; high's fifth token needs a seventh
     assert schedule.preempted_req_ids == ("low",)
     assert schedule.num_scheduled_tokens == {"high": 1}
     cache = driver.scheduler.snapshot().cache
@@ -292,7 +306,8 @@ def test_b09_a_request_as_large_as_the_pool_is_served_to_the_last_slot(
 ) -> None:
     driver = make_driver(tier, block_size=16, num_usable_blocks=63, max_model_len=1024)
     driver.add(
-        make_request("large", num_prompt_tokens, max_tokens=max_tokens), make_request("small", 8, arrival=1, max_tokens=3)
+        make_request("large", num_prompt_tokens, max_tokens=max_tokens),
+        make_request("small", 8, arrival=1, max_tokens=3),
     )
     driver.run()
     assert len(driver.outputs["large"]) == num_outputs

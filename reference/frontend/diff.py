@@ -1,0 +1,211 @@
+"""`twinfer diff`: both tiers run one workload in lockstep, and the first difference is shown.
+
+Compared in every step: the schedule (tokens per request, in order), preemptions, both queues, block tables, reference
+counts, the order of the free queue, hashes, cache hits, and the sampled tokens.
+
+A token may differ for one honest reason: two float32 sums in different order, at a decision that was closer than that.
+Such a token is excused by the rule of `margin.py`, counted, and the comparison of its request ends there, as does that
+of the schedule, because from then on the two runs are different workloads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from reference.contracts.protocols import Tier
+from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.trace import StepTrace
+from reference.frontend.engine_args import EngineArgs
+from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.margin import Decision, decision_margin
+from reference.frontend.workload import Workload, WorkloadRun
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place at which two runs differ."""
+
+    step: int
+    what: str  # a field of the trace, or "token"
+    values: tuple[Any, Any]
+    request_id: str | None = None
+    decision: Decision | None = None  # of a token
+    block_tables: tuple[Any, Any] = ((), ())  # of the request
+
+
+@dataclass
+class DiffReport:
+    """Result of a comparison, with the counts that show which paths were taken."""
+
+    tier_names: tuple[str, str]
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_finished: int = 0
+    excused: list[Divergence] = field(default_factory=list)
+    divergence: Divergence | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.divergence is None
+
+
+class _Side:
+    """One tier's engine, with what its last step left: a trace, and each sampled token with its logits."""
+
+    def __init__(self, tier: Tier, args: EngineArgs, workload: Workload) -> None:
+        self.engine = LLMEngine.from_engine_args(args, tier, on_step=self._on_step)
+        self.run = WorkloadRun(self.engine, workload)
+        self.seeds: dict[str, int] = {}
+        self.num_sampled: dict[str, int] = {}
+        self.unmatched: dict[
+            tuple[str, int], tuple[int, np.ndarray]
+        ] = {}  # (request, position) -> token, logits [V]
+
+    def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for new in schedule.scheduled_new_reqs:
+            self.seeds[new.request_id] = new.seed
+        for request_id, (token_id,) in output.sampled_token_ids.items():
+            position = self.num_sampled.get(request_id, 0)
+            self.num_sampled[request_id] = position + 1
+            assert output.logits is not None, "the engine was built with keep_logits"
+            self.unmatched[request_id, position] = (token_id, output.logits[request_id])
+
+    def step(self) -> StepTrace | None:
+        """The step's trace; None when the engine had nothing to do."""
+        traces = self.engine.engine_core.traces
+        traces.clear()
+        self.run.step()
+        return traces[0] if traces else None
+
+    def table(self, request_id: str) -> tuple[int, ...]:
+        return self.engine.engine_core.scheduler.kv_cache_manager.get_block_ids(request_id)
+
+
+def compare_tiers(tiers: tuple[Tier, Tier], model: str, workload: Workload, **options: Any) -> DiffReport:
+    """Run a workload on two tiers in lockstep.
+
+    Args:
+        tiers: usually reference and fast.
+        model: as in `EngineArgs`.
+        workload: its `config` gives engine options, which `options` override.
+
+    Raises:
+        ValueError: the workload or an option is not acceptable.
+    """
+    args = EngineArgs(**{**workload.config, "model": model, **options, "trace": True, "keep_logits": True})
+    sides = (_Side(tiers[0], args, workload), _Side(tiers[1], args, workload))
+    comparison = _Comparison(workload, sides)
+    report = comparison.report
+    while report.is_equal and not all(side.run.is_done for side in sides):
+        comparison.step()
+    if report.is_equal:
+        comparison.compare_ends()
+    return report
+
+
+class _Comparison:
+    """Compares step by step until a token is excused, and from then on the other requests' tokens by position."""
+
+    def __init__(self, workload: Workload, sides: tuple[_Side, _Side]) -> None:
+        self.params = {request.request_id: request.params for request in workload.requests}
+        self.sides = sides
+        self.report = DiffReport(tuple(side.engine.engine_core.tier_name for side in sides))  # type: ignore[arg-type]
+        self.dropped: set[str] = set()  # requests with an excused token
+
+    def step(self) -> None:
+        report, (first, second) = self.report, (side.step() for side in self.sides)
+        number, report.num_steps = report.num_steps, report.num_steps + 1
+        if first is not None:
+            report.num_preemptions += len(first.preempted)
+            report.num_cached_tokens += sum(first.num_cached_tokens.values())
+        if not self.dropped:
+            self._compare_schedules(number, first, second)
+        if report.is_equal:
+            self._match_tokens(number)
+        if report.is_equal and not self.dropped and first is not None and second is not None:
+            self._compare_field(number, "finished", first.finished, second.finished)
+
+    def _compare_schedules(self, number: int, first: StepTrace | None, second: StepTrace | None) -> None:
+        if first is None or second is None:
+            self._compare_field(number, "a step was run", first is not None, second is not None)
+            return
+        for name in ("num_scheduled_tokens", "preempted", "num_cached_tokens"):
+            self._compare_field(number, name, getattr(first, name), getattr(second, name))
+        for name in ("running", "waiting", "num_computed_tokens"):
+            self._compare_field(number, name, getattr(first.state, name), getattr(second.state, name))
+        for name in ("block_tables", "ref_counts", "free_order", "hashes"):
+            self._compare_field(
+                number, name, getattr(first.state.cache, name), getattr(second.state.cache, name)
+            )
+
+    def _compare_field(self, number: int, what: str, first: Any, second: Any) -> None:
+        """Record a difference, unless there is one already. The order of a table counts too: it is the schedule."""
+        as_lists = [list(value.items()) if isinstance(value, dict) else value for value in (first, second)]
+        if self.report.is_equal and as_lists[0] != as_lists[1]:
+            differing = None
+            if isinstance(first, dict) and isinstance(second, dict):
+                keys = (*first, *second)
+                differing = next((key for key in keys if first.get(key) != second.get(key)), None)
+                if differing is not None:
+                    first, second = first.get(differing), second.get(differing)
+            request_id = differing if isinstance(differing, str) else None
+            label = what if differing is None or request_id is not None else f"{what} of block {differing}"
+            self._record(number, label, (first, second), request_id)
+
+    def _record(
+        self,
+        number: int,
+        what: str,
+        values: tuple[Any, Any],
+        request_id: str | None,
+        decision: Decision | None = None,
+    ) -> None:
+        tables = tuple(side.table(request_id) for side in self.sides) if request_id is not None else ((), ())
+        divergence = Divergence(number, what, values, request_id, decision, tables)  # type: ignore[arg-type]
+        if decision is not None and decision.is_excused and request_id is not None:
+            self.report.excused.append(divergence)
+            self.dropped.add(request_id)
+        elif self.report.divergence is None:
+            self.report.divergence = divergence
+
+    def _match_tokens(self, number: int) -> None:
+        """Compare the tokens that both sides have sampled by now."""
+        mine, theirs = (side.unmatched for side in self.sides)
+        for key in [key for key in mine if key in theirs]:
+            request_id, position = key
+            (first, logits), (second, other_logits) = mine.pop(key), theirs.pop(key)
+            if request_id in self.dropped:
+                continue
+            self.report.num_tokens += 1
+            if first != second:
+                seed = self.sides[0].seeds[request_id]
+                decision = Decision(
+                    margin=decision_margin(logits, self.params[request_id], seed, position),
+                    logit_gap=float(np.abs(logits - other_logits).max()),
+                )
+                self._record(number, "token", (first, second), request_id, decision)
+        if not self.dropped:
+            for request_id, position in (*mine, *theirs):
+                sampled = tuple((request_id, position) in side.unmatched for side in self.sides)
+                self._record(number, f"token {position} was sampled", (sampled[0], sampled[1]), request_id)
+                return
+
+    def compare_ends(self) -> None:
+        """How the requests ended; after an excuse this is where a missing token shows."""
+        first, second = (side.run.finished for side in self.sides)
+        for request_id in (*first, *(name for name in second if name not in first)):
+            if request_id in self.dropped:
+                continue
+            ends = [
+                None
+                if output is None
+                else (output.outputs[0].finish_reason, len(output.outputs[0].token_ids))
+                for output in (first.get(request_id), second.get(request_id))
+            ]
+            self._compare_field(self.report.num_steps - 1, f"end of {request_id}", ends[0], ends[1])
+        self.report.num_finished = len(first)

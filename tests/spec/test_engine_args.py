@@ -1,0 +1,131 @@
+"""Options become numbers, or one sentence that says what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reference.contracts.config import EngineConfig, ModelConfig
+from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, EngineArgs, describe
+from tests.factories import MODEL
+
+# The embedded model's shape: 2 * 30 layers * 3 KV heads * 64 * 4 bytes = 46,080 bytes a token.
+SMOLLM = replace(MODEL, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, head_dim=64)
+BLOCK_BYTES = 16 * 46_080
+
+
+def resolve(shape: ModelConfig = SMOLLM, **options: Any) -> EngineConfig:
+    return EngineArgs(**options).create_engine_config(shape, "cpu")
+
+
+def test_the_pool_fills_512_mib_unless_told_otherwise() -> None:
+    assert resolve().cache.num_blocks == 512 * 1024**2 // BLOCK_BYTES == 728
+
+
+def test_the_pool_is_as_large_as_the_memory_given() -> None:
+    assert resolve(kv_cache_memory=10 * BLOCK_BYTES).cache.num_blocks == 10
+    assert resolve(kv_cache_memory=11 * BLOCK_BYTES - 1).cache.num_blocks == 10
+    assert resolve(kv_cache_memory=10 * BLOCK_BYTES, block_size=8).cache.num_blocks == 20
+
+
+def test_num_blocks_sets_the_pool_directly() -> None:
+    assert resolve(num_blocks=7).cache.num_blocks == 7
+
+
+def test_the_default_pool_of_a_tiny_model_is_no_larger_than_its_requests_can_fill() -> None:
+    config = resolve(MODEL, max_num_seqs=4, max_model_len=100, block_size=16)
+    assert config.cache.num_blocks == 4 * 7 + 1
+    memory = 1000 * 16 * MODEL.kv_bytes_per_token()
+    assert resolve(MODEL, max_num_seqs=4, max_model_len=100, kv_cache_memory=memory).cache.num_blocks == 1000
+
+
+def test_every_option_arrives_in_the_config() -> None:
+    config = resolve(
+        block_size=32,
+        max_num_seqs=3,
+        max_num_batched_tokens=500,
+        enable_prefix_caching=False,
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=9,
+        scheduling_policy="priority",
+        num_blocks=5,
+        max_model_len=400,
+        seed=8,
+        trace=True,
+        keep_logits=True,
+    )
+    assert (config.cache.block_size, config.cache.num_blocks, config.cache.enable_prefix_caching) == (
+        32,
+        5,
+        False,
+    )
+    scheduler = config.scheduler
+    assert (scheduler.max_model_len, scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (
+        400,
+        3,
+        500,
+    )
+    assert (scheduler.enable_chunked_prefill, scheduler.long_prefill_token_threshold) == (False, 9)
+    assert scheduler.scheduling_policy == "priority"
+    assert (config.seed, config.trace, config.keep_logits) == (8, True, True)
+
+
+def test_max_model_len_is_the_models_own_unless_given() -> None:
+    assert resolve().scheduler.max_model_len == 8192
+    assert resolve(max_model_len=2).scheduler.max_model_len == 2
+
+
+def test_device_auto_is_the_tiers_default_device() -> None:
+    assert EngineArgs().create_engine_config(SMOLLM, "the tier's own").device == "the tier's own"
+    assert EngineArgs(device="cpu").create_engine_config(SMOLLM, "the tier's own").device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": 8193}, ["max_model_len", "8193", "8192"]),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 99, "max_model_len": 100},
+            ["max_num_batched_tokens", "99", "100"],
+        ),
+        ({"num_blocks": 9, "kv_cache_memory": 10**9}, ["num_blocks", "kv_cache_memory"]),
+        ({"kv_cache_memory": 2 * BLOCK_BYTES - 1}, ["kv_cache_memory", str(BLOCK_BYTES), "block_size"]),
+        ({"num_blocks": 1}, ["num_blocks", "2"]),
+        ({"block_size": 0}, ["block_size", "1"]),
+        ({"block_size": 16.0}, ["block_size", "integer"]),
+        ({"block_size": "16"}, ["block_size", "integer"]),
+        ({"max_num_seqs": 0}, ["max_num_seqs"]),
+        ({"max_num_seqs": True}, ["max_num_seqs", "integer"]),
+        ({"max_num_seqs": None}, ["max_num_seqs", "integer"]),
+        ({"max_num_batched_tokens": -1}, ["max_num_batched_tokens"]),
+        ({"max_model_len": 1}, ["max_model_len"]),
+        ({"long_prefill_token_threshold": -1}, ["long_prefill_token_threshold"]),
+        ({"seed": -1}, ["seed"]),
+        ({"enable_prefix_caching": "yes"}, ["enable_prefix_caching"]),
+        ({"trace": 1}, ["trace"]),
+        ({"scheduling_policy": "lifo"}, ["scheduling_policy", "fcfs", "priority"]),
+        ({"device": "tpu"}, ["device", "auto", "cpu"]),
+        ({"model": ""}, ["model"]),
+        ({"model": None}, ["model"]),
+    ],
+)
+def test_a_wrong_option_is_one_sentence_that_names_it(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+\.$") as caught:
+        resolve(**options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_without_chunked_prefill_the_longest_prompt_must_fit_into_one_step() -> None:
+    config = resolve(enable_chunked_prefill=False, max_num_batched_tokens=100, max_model_len=100)
+    assert not config.scheduler.enable_chunked_prefill
+
+
+def test_the_startup_line_says_blocks_tokens_and_how_many_full_length_requests_fit() -> None:
+    line = describe(resolve(num_blocks=101, max_model_len=200))
+    assert "100 blocks of 16 tokens = 1600 tokens" in line
+    # 13 blocks hold a request of 200 tokens; the pool has 100.
+    assert "7.69 requests of 200 tokens" in line
+    assert f"({101 * BLOCK_BYTES / 1024**2:.0f} MiB)" in line
+    assert DEFAULT_KV_CACHE_MEMORY == 512 * 1024**2
