@@ -241,6 +241,8 @@ class Scheduler:
             self.kv_cache_manager.withdraw(request)
             request.status = RequestStatus.FINISHED_ERROR
             self._finish(request)
+        # The runner may have failed before it forgot these; hearing of them twice does no harm.
+        self.finished_req_ids += [*schedule.finished_req_ids, *schedule.preempted_req_ids]
         return [self._output(request, (), reason) for request in failed]
 
     def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:

@@ -40,8 +40,8 @@ def write_tiny_gguf(
 ) -> dict[str, np.ndarray]:
     """Write the model in `folder` as a GGUF file; matrices are stored as `qtype`.
 
-    `metadata` replaces entries by the last parts of their names, `.` written as `__` (`ggml__pre="smollm"`); None leaves
-    an entry out. Returns the stored bytes by GGUF name.
+    `metadata` replaces entries by the last parts of their names, `.` written as `__` (`ggml__pre="smollm"`); None
+    leaves an entry out. Returns the stored bytes by GGUF name.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))

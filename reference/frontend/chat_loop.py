@@ -80,6 +80,8 @@ class ChatLoop:
             self.console.print(f"{error} /reset starts a new conversation.", style="red", markup=False)
             return
         output = self._stream(request_id)
+        if output is None:
+            return
         answer = output.outputs[0]
         if output.error is not None:
             self.console.print(f"The engine failed: {output.error}", style="red", markup=False)
@@ -87,8 +89,11 @@ class ChatLoop:
         self.messages = [*messages, {"role": "assistant", "content": answer.text}]
         self._print_statistics(output)
 
-    def _stream(self, request_id: str) -> RequestOutput:
-        """Print the answer as it comes. Ctrl-C ends the answer and keeps what was said."""
+    def _stream(self, request_id: str) -> RequestOutput | None:
+        """Print the answer as it comes. Ctrl-C ends the answer and keeps what was said.
+
+        None when Ctrl-C came while the engine was putting the last token away: then the turn is dropped.
+        """
         try:
             while True:
                 for output in self.engine.step():
@@ -96,9 +101,10 @@ class ChatLoop:
                     if output.finished:
                         return output
         except KeyboardInterrupt:
-            (output,) = self.engine.abort_request([request_id])
-            self._print_delta(output)
-            return output
+            for output in self.engine.abort_request([request_id]):
+                self._print_delta(output)
+                return output
+            return None
 
     def _print_delta(self, output: RequestOutput) -> None:
         sys.stdout.write(output.outputs[0].delta_text)

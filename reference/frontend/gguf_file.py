@@ -78,8 +78,11 @@ def convert_gguf(path: Path, folder: Path) -> None:
         raise ModelError(f"{path}: {error}") from error
     except _BROKEN as error:
         raise ModelError(f"{path} is damaged or incomplete ({_reason(error)}).") from error
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    _save(tensors, folder / "model.safetensors")
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    weights_file = folder / "model.safetensors"
+    _save(tensors, weights_file)
+    weights_file.chmod(config_file.stat().st_mode)  # the library makes it private; a cache may be shared
 
 
 def _open(path: Path) -> GGUFReader:

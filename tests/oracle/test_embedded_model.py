@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from reference.frontend.checkpoint import SafetensorsCheckpoint, load_checkpoint, model_folder
 from reference.frontend.model_store import resolve_model
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.oracle.passages import PASSAGES
 
-pytestmark = [pytest.mark.embedded, pytest.mark.xdist_group("embedded-gguf")]
+pytestmark = pytest.mark.embedded
 
 CONVERSATION = [
     {"role": "system", "content": "Answer in one word."},
@@ -36,14 +38,18 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def oracle_weights() -> Mapping[str, torch.Tensor]:
-    path = resolve_model("smollm2-135m")
-    # Without `dequantize` transformers may keep the weights packed and compute with kernels of its own.
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+def oracle_checkpoint(checkpoint: SafetensorsCheckpoint) -> Mapping[str, Any]:
+    """Tensors under transformers' own names for them, and the fields of the config that it finds.
+
+    The step below `from_pretrained(gguf_file=...)`, which would need one more package, and which may keep the weights
+    packed for kernels of its own; this one always dequantises.
+    """
+    with torch.device("meta"):
+        names_only = LlamaForCausalLM(LlamaConfig(num_hidden_layers=checkpoint.config.num_hidden_layers))
+    parsed: Mapping[str, Any] = load_gguf_checkpoint(
+        str(resolve_model("smollm2-135m")), return_tensors=True, model_to_load=names_only
     )
-    weights: Mapping[str, torch.Tensor] = model.state_dict()
-    return weights
+    return parsed
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +60,41 @@ def oracle_tokenizer() -> Any:
 
 
 def test_all_tensors_are_bit_equal(
-    checkpoint: SafetensorsCheckpoint, oracle_weights: Mapping[str, torch.Tensor]
+    checkpoint: SafetensorsCheckpoint, oracle_checkpoint: Mapping[str, Any]
 ) -> None:
-    names = oracle_weights.keys() - {"lm_head.weight"}  # tied to the embedding
-    assert len(names) == 272
-    for name in names:
-        expected = oracle_weights[name].numpy()
+    tensors = oracle_checkpoint["tensors"]
+    assert len(tensors) == 272
+    for name, tensor in tensors.items():
+        expected = tensor.numpy()
+        assert expected.dtype == np.float32
         assert np.array_equal(checkpoint.tensor(name).view(np.int32), expected.view(np.int32)), name
     checkpoint.check_all_used()
 
 
+def test_the_configs_agree(checkpoint: SafetensorsCheckpoint, oracle_checkpoint: Mapping[str, Any]) -> None:
+    config, expected = checkpoint.config, oracle_checkpoint["config"]
+    names = [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ]
+    names += ["max_position_embeddings", "rope_theta", "vocab_size", "tie_word_embeddings", "bos_token_id"]
+    assert {name: getattr(config, name) for name in names} == {name: expected[name] for name in names}
+    assert config.rms_norm_eps == pytest.approx(
+        expected["rms_norm_eps"], rel=1e-7
+    )  # of float32, which GGUF stores
+    assert config.eos_token_ids == (expected["eos_token_id"],)
+
+
 @pytest.mark.parametrize("name", PASSAGES)
 def test_passages_have_the_same_ids(tokenizer: Tokenizer, oracle_tokenizer: Any, name: str) -> None:
-    ids = tokenizer.encode(PASSAGES[name])
-    assert ids == oracle_tokenizer.encode(PASSAGES[name])
-    assert tokenizer.decode(ids) == PASSAGES[name]
+    # transformers does not cut digits apart first, and where two spaces or more stand before one, gets other ids.
+    text = re.sub(r"\s{2,}(?=\d)", " ", PASSAGES[name])
+    ids = tokenizer.encode(text)
+    assert ids == oracle_tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("length", [1, 2, 4])

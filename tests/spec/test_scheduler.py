@@ -489,3 +489,14 @@ def test_scripted_outputs_do_not_depend_on_the_schedule(tier: Tier) -> None:
     assert crowd.num_preemptions > 0
     assert crowd.outputs["a"] == alone.outputs["a"]
     assert len({scripted_token(make_request(name, 9)) for name in "abc"}) == 3
+
+
+def test_after_a_failed_step_the_runner_hears_again_what_it_should_forget(tier: Tier) -> None:
+    driver = make_driver(tier)
+    driver.add(make_request("a", 5, max_tokens=1), make_request("b", 5, arrival=1, max_tokens=3))
+    driver.step()  # a ends
+    schedule = driver.schedule()
+    assert schedule.finished_req_ids == ("a",)
+    driver.scheduler.fail_step(schedule, "the runner raised before it looked at the schedule")
+    driver.add(make_request("c", 5, arrival=2))
+    assert set(driver.schedule().finished_req_ids) == {"a", "b"}

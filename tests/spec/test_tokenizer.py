@@ -67,7 +67,7 @@ def test_a_bos_rule_in_tokenizer_json_holds_unless_the_settings_speak(folder: Pa
 
 def test_a_bos_token_that_does_not_exist_is_refused(folder: Path) -> None:
     change(folder, "tokenizer_config.json", add_bos_token=True, bos_token="<nope>")
-    with pytest.raises(ModelError, match="lacks a token.*<nope>"):
+    with pytest.raises(ModelError, match=r"lacks a token.*<nope>"):
         load_tokenizer(folder)
 
 
