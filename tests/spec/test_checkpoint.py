@@ -638,7 +638,6 @@ ARRAY, STRING, UINT8 = 9, 8, 0
 HOSTILE = {
     "version": header(version=1),
     "version of the future": header(version=99),
-    "no metadata": header(),
     "more tensors than bytes": header(num_tensors=2**62),
     "more metadata than bytes": header(num_entries=2**62),
     "a name longer than the file": header(0, 1) + string("x", 2**63),
@@ -672,7 +671,7 @@ HOSTILE = {
 def test_a_gguf_that_lies_about_its_content_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    refusal(path)
+    assert "is damaged or cut off" in refusal(path)
 
 
 def test_the_bounds_check_sits_where_the_gguf_library_reads() -> None:
@@ -689,7 +688,9 @@ def test_flipped_bytes_in_a_gguf_end_in_a_model_or_in_one_sentence(gguf_path: Pa
         for position in random.integers(4, 1500, 2):
             damaged[position] = random.integers(256)
         gguf_path.write_bytes(damaged)
-        os.utime(gguf_path, ns=(attempt, attempt))  # the clock of the file system is too coarse to tell them apart
+        os.utime(
+            gguf_path, ns=(attempt, attempt)
+        )  # the clock of the file system is too coarse to tell them apart
         try:
             load_checkpoint(gguf_path)
         except ModelError as error:

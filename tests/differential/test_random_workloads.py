@@ -1,0 +1,167 @@
+"""Random workloads on tiny random models: reference = fast = cold oracle.
+
+The cold oracle is the same request alone on the reference tier: no cache, no chunks, no company, an ample pool.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.diff import DiffReport, compare_tiers
+from reference.frontend.engine_args import EngineArgs
+from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.tiers import load_tier
+from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun, run_workload
+from tests.tiny_models import make_tiny_llama
+
+MODELS = (
+    {"num_heads": 4, "num_kv_heads": 2, "tie": True},
+    {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16, "tie": False},
+    {"num_heads": 7, "num_kv_heads": 1, "head_dim": 12, "tie": True},
+)
+NUM_WORKLOADS = 60
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    root = tmp_path_factory.mktemp("models")
+    return [
+        str(make_tiny_llama(root / str(i), seed=i, max_position=128, **shape))  # type: ignore[arg-type]
+        for i, shape in enumerate(MODELS)
+    ]
+
+
+def make_workload(seed: int) -> Workload:
+    """Few prompts over few tokens, so that prefixes are shared; a pool from "just fits one" to ample."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 4, 16])
+    longest = 60
+    least = -(-longest // block_size) + 1
+    chunked = rng.random() < 0.8
+    config = {
+        "block_size": block_size,
+        "num_blocks": rng.choice([least, least + least // 4, 3 * least]),
+        "max_num_seqs": rng.randint(2, 6),
+        "max_num_batched_tokens": rng.choice([8, 24, 64]) if chunked else 128,
+        "enable_chunked_prefill": chunked,
+        "enable_prefix_caching": rng.random() < 0.7,
+        "long_prefill_token_threshold": rng.choice([0, 0, 6]),
+        "scheduling_policy": rng.choice(["fcfs", "priority"]),
+        "max_model_len": 128,
+        "seed": seed,
+    }
+    shared = [rng.randrange(2, 300) for _ in range(20)]
+    requests = []
+    for i in range(rng.randint(3, 8)):
+        prompt = shared[: rng.randint(0, 20)] + [rng.randrange(2, 300) for _ in range(rng.randint(1, 16))]
+        greedy = rng.random() < 0.4
+        requests.append(
+            WorkloadRequest(
+                f"r{i}",
+                prompt_token_ids=tuple(prompt),
+                arrival_step=rng.randint(0, 8),
+                abort_step=rng.randint(9, 20) if rng.random() < 0.15 else None,
+                priority=rng.randint(0, 2),
+                cache_salt=rng.choice([None, None, "s"]),
+                params=SamplingParams(
+                    temperature=0.0 if greedy else rng.choice([0.5, 1.0, 1.5]),
+                    top_k=rng.choice([0, 0, 1, 20]),
+                    top_p=rng.choice([1.0, 1.0, 0.7]),
+                    seed=i,
+                    max_tokens=rng.randint(1, 24),
+                    ignore_eos=rng.random() < 0.5,
+                ),
+            )
+        )
+    return Workload(tuple(requests), config)
+
+
+def cold_tokens(model: str, request: WorkloadRequest) -> list[int]:
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(model=model, enable_prefix_caching=False, max_model_len=128), load_tier("reference")
+    )
+    alone = Workload(
+        (WorkloadRequest("alone", prompt_token_ids=request.prompt_token_ids, params=request.params),)
+    )
+    return run_workload(engine, alone)["alone"].outputs[0].token_ids
+
+
+@cache
+def run_one(models: tuple[str, ...], seed: int) -> tuple[DiffReport, int]:
+    """Compare both tiers and each request with its cold oracle; returns the report and the number of aborts."""
+    workload, model = make_workload(seed), models[seed % len(models)]
+    report = compare_tiers((load_tier("reference"), load_tier("fast")), model, workload)
+    engine = LLMEngine.from_engine_args(EngineArgs(**{**workload.config, "model": model}), load_tier("fast"))
+    run = WorkloadRun(engine, workload)
+    while not run.is_done:
+        run.step()
+        engine.engine_core.scheduler.check_integrity()
+    num_aborted = 0
+    for request in workload.requests:
+        output = run.finished[request.request_id].outputs[0]
+        expected = cold_tokens(model, request)
+        if output.finish_reason == "abort":
+            num_aborted += 1
+            expected = expected[: len(output.token_ids)]
+        assert output.token_ids == expected, f"workload {seed}, request {request.request_id}"
+    assert not engine.engine_core.scheduler.snapshot().cache.block_tables, "blocks leaked"
+    return report, num_aborted
+
+
+def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(models: list[str]) -> None:
+    reports = [run_one(tuple(models), seed) for seed in range(NUM_WORKLOADS)]
+    for seed, (report, _) in enumerate(reports):
+        assert report.divergence is None, f"workload {seed}: {report.divergence}"
+        assert report.excused == [], f"workload {seed}"
+    # A run that never takes the interesting paths proves nothing.
+    assert sum(report.num_preemptions > 0 for report, _ in reports) >= 0.3 * NUM_WORKLOADS
+    assert sum(report.num_cached_tokens > 0 for report, _ in reports) >= 0.3 * NUM_WORKLOADS
+    assert sum(num_aborted > 0 for _, num_aborted in reports) >= 0.1 * NUM_WORKLOADS
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [16, 32, 33, 48])
+def test_b01_a_cached_prompt_gives_the_same_tokens_again(
+    tmp_path: Path, tier_name: str, num_prompt_tokens: int
+) -> None:
+    model = str(make_tiny_llama(tmp_path))
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model), load_tier(tier_name))
+    prompt = tuple(range(10, 10 + num_prompt_tokens))
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    outputs = [
+        run_workload(engine, Workload((WorkloadRequest(name, prompt_token_ids=prompt, params=params),)))[name]
+        for name in ("first", "second")
+    ]
+    assert [output.num_cached_tokens for output in outputs] == [0, (num_prompt_tokens - 1) // 16 * 16]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+def test_forced_preemption_gives_the_tokens_of_an_ample_pool(tmp_path: Path, tier_name: str) -> None:
+    """The recipe of the case collection: P = 34, 35 new tokens, block size 16; 7 blocks preempt, 20 do not."""
+    model = str(make_tiny_llama(tmp_path))
+    params = SamplingParams(temperature=0, max_tokens=35, ignore_eos=True)
+    workload = Workload(
+        tuple(
+            WorkloadRequest(f"r{i}", prompt_token_ids=tuple(range(10 + i, 44 + i)), params=params)
+            for i in range(2)
+        )
+    )
+    results = []
+    for num_usable_blocks in (7, 20):
+        engine = LLMEngine.from_engine_args(
+            EngineArgs(model=model, num_blocks=num_usable_blocks + 1, max_model_len=100), load_tier(tier_name)
+        )
+        finished = run_workload(engine, workload)
+        preemptions = sum(output.metrics.num_preemptions for output in finished.values())
+        results.append(
+            (preemptions, {name: output.outputs[0].token_ids for name, output in finished.items()})
+        )
+    (tight, tight_tokens), (ample, ample_tokens) = results
+    assert tight > 0
+    assert ample == 0
+    assert tight_tokens == ample_tokens
+    assert all(len(tokens) == 35 for tokens in tight_tokens.values())

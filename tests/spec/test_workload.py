@@ -1,0 +1,152 @@
+"""The workload file: what it holds, what it refuses, and when its requests come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference.contracts.protocols import Tier
+from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.workload import (
+    Workload,
+    WorkloadRequest,
+    WorkloadRun,
+    parse_workload,
+    read_workload,
+    run_workload,
+    write_workload,
+)
+from tests.scripted import make_engine
+
+
+def test_every_field_of_a_line_is_read() -> None:
+    workload = parse_workload(
+        [
+            '{"config": {"block_size": 8, "seed": 3}}',
+            "",
+            '{"id": "a", "prompt": "Hi", "arrival_step": 2, "abort_step": 5, "priority": -1, "cache_salt": "s", '
+            '"sampling_params": {"temperature": 0, "max_tokens": 4, "stop": ["x"], "seed": null}}',
+            '{"prompt_token_ids": [1, 2]}',
+            '{"messages": [{"role": "user", "content": "Hi"}], "abort_step": null}',
+        ]
+    )
+    assert workload.config == {"block_size": 8, "seed": 3}
+    first, second, third = workload.requests
+    assert first == WorkloadRequest(
+        "a",
+        prompt="Hi",
+        arrival_step=2,
+        abort_step=5,
+        priority=-1,
+        cache_salt="s",
+        params=SamplingParams(temperature=0, max_tokens=4, stop=["x"]),
+    )
+    assert (second.request_id, second.prompt_token_ids) == ("r1", (1, 2))
+    assert third.messages == ({"role": "user", "content": "Hi"},)
+
+
+def test_a_written_workload_reads_back_as_the_same(tmp_path: Path) -> None:
+    workload = Workload(
+        (
+            WorkloadRequest(
+                "a", prompt="Grüße [x]", arrival_step=1, params=SamplingParams(temperature=0.5, stop="é")
+            ),
+            WorkloadRequest("b", prompt_token_ids=(4, 5), abort_step=0, priority=2, cache_salt="s"),
+            WorkloadRequest("c", messages=({"role": "user", "content": "Hi"},)),
+        ),
+        {"block_size": 4},
+    )
+    write_workload(workload, tmp_path / "w.jsonl")
+    assert read_workload(tmp_path / "w.jsonl") == workload
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: it is not valid JSON"),
+        ("[]", "line 2: a line must be a JSON object"),
+        ("{}", "line 2: a request needs exactly one of 'prompt'"),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', "line 2: a request needs exactly one of"),
+        ('{"prompt": 3}', "line 2: prompt must be text"),
+        ('{"prompt": "a", "colour": 1}', "line 2: unknown key 'colour'"),
+        ('{"prompt": "a", "arrival_step": -1}', "line 2: arrival_step must be a whole number, got -1"),
+        ('{"prompt": "a", "arrival_step": "1"}', "line 2: arrival_step must be a whole number"),
+        ('{"prompt": "a", "sampling_params": {"top_p": 0}}', r"line 2: top_p must be in \(0, 1\]"),
+        (
+            '{"prompt": "a", "sampling_params": {"best_of": 2}}',
+            "line 2: unknown sampling parameter 'best_of'",
+        ),
+        ('{"prompt": "a", "sampling_params": []}', "line 2: sampling_params must be a table"),
+        ('{"prompt": "a", "id": "first"}', "line 2: the id 'first' is used twice"),
+        ('{"config": {}}', "line 2: the config must be the first line"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(line: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_workload(['{"prompt": "ok", "id": "first"}', line])
+
+
+def test_an_unknown_engine_option_in_the_config_is_refused() -> None:
+    with pytest.raises(ValueError, match="line 1: unknown engine option 'gpu'"):
+        parse_workload(['{"config": {"gpu": 1}}', '{"prompt": "a"}'])
+
+
+def test_an_empty_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no request"):
+        parse_workload(["", " "])
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_workload(tmp_path / "missing.jsonl")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_workload(tmp_path / "binary")
+
+
+def test_requests_arrive_and_are_aborted_at_their_steps(tier: Tier) -> None:
+    engine, _ = make_engine(tier)
+    params = SamplingParams(max_tokens=6)
+    workload = Workload(
+        (
+            WorkloadRequest("late", prompt_token_ids=(5, 6, 7), arrival_step=4, params=params),
+            WorkloadRequest("first", prompt_token_ids=(8, 9), params=params),
+            WorkloadRequest("aborted", prompt_token_ids=(8, 9), abort_step=2, params=params),
+        )
+    )
+    run = WorkloadRun(engine, workload)
+    running = []
+    while not run.is_done:
+        run.step()
+        running.append(set(engine.engine_core.scheduler.requests))
+    assert running[0] == {"first", "aborted"}
+    assert running[2] == {"first"}
+    assert "late" not in running[3]
+    assert "late" in running[4]
+    assert run.finished["aborted"].outputs[0].finish_reason == "abort"
+    assert len(run.finished["aborted"].outputs[0].token_ids) == 2
+    assert {name: len(run.finished[name].outputs[0].token_ids) for name in ("first", "late")} == {
+        "first": 6,
+        "late": 6,
+    }
+
+
+def test_idle_steps_before_an_arrival_are_waited_out(tier: Tier) -> None:
+    workload = Workload((WorkloadRequest("a", prompt_token_ids=(5, 6), arrival_step=7),))
+    seen = []
+    finished = run_workload(make_engine(tier)[0], workload, on_output=seen.append)
+    assert len(finished["a"].outputs[0].token_ids) == 16
+    assert len(seen) == 16
+
+
+def test_a_salt_in_the_workload_reaches_the_cache(tier: Tier) -> None:
+    def cached(salts: tuple[str | None, str | None]) -> int:
+        ids = tuple(range(10, 30))
+        requests = tuple(
+            WorkloadRequest(f"r{i}", prompt_token_ids=ids, arrival_step=i, cache_salt=salt)
+            for i, salt in enumerate(salts)
+        )
+        engine, _ = make_engine(tier)
+        return run_workload(engine, Workload(requests))["r1"].num_cached_tokens
+
+    assert cached(("s", "s")) > 0
+    assert cached(("s", "t")) == 0
+    assert cached((None, "s")) == 0
