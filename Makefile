@@ -16,9 +16,9 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 # An environment whose interpreter is gone (upgraded, or half made) is no environment: forget its stamps.
 $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 
-# Teams of threads that wait by spinning collapse beside any other load (measured on two busy cores: from 63 tokens/s to
-# 3 on the reference tier). One BLAS thread and sleeping OpenMP threads cost little on a quiet machine.
-DEMO_THREADS := OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+# BLAS threads that wait by spinning slow down beside any other load: measured on two cores with a neighbour burning one,
+# 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
+DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
 .PHONY: help demo test lint format model loc setup clean distclean
 
@@ -38,7 +38,7 @@ format: $(STAMPS)/dev ## let ruff rewrite the Python files
 	@$(BIN)/ruff check --fix-only --quiet . && $(BIN)/ruff format .
 
 model: setup ## fetch the embedded model (93 MB) into the user's cache folder and check it
-	@$(BIN)/python tools/fetch_model.py
+	@$(BIN)/python -m reference.frontend.model_store
 
 loc: $(STAMPS)/dependencies ## lines of code against the budgets
 	@$(BIN)/python tools/loc.py

@@ -21,7 +21,7 @@ from reference.frontend.model_store import ModelError, cache_dir, identity, publ
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _MAX_HEADER_BYTES = 100 * 1024**2  # the safetensors format's own limit
 _MAX_CONFIG_INTEGER = 2**24  # beyond every real model, and small enough for sizes computed from it
-_CONVERSION = 2  # version of what a GGUF file becomes; raise it when the result changes
+_CONVERSION = 1  # version of what a GGUF file becomes; raise it when the result changes
 
 
 def model_folder(path: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ):
             for number, line in enumerate(file, start=1):
                 yield number, json.loads(line)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} holds a line that is not JSON.") from error

@@ -10,21 +10,23 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
 
-from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
 from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.logger import LEVEL_VARIABLE
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tiers import load_tier
-from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun
+from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun, run_workload
 
 SYSTEM = (
     "You are a careful assistant. Answer every question with one short, true sentence, in plain English, without any "
@@ -33,25 +35,24 @@ SYSTEM = (
 QUESTIONS = (
     "What is the capital of France?",
     "What is the largest planet in the Solar System?",
-    "Which animal says meow?",
+    "What do bees make?",
     "What is the chemical formula of water?",
 )
 TIERS = ("reference", "fast")
-# Small enough that blocks, budget and preemption can be followed by eye.
-OPTIONS = {
+# Small enough that the block tables and the steps can be followed by eye.
+OPTIONS: dict[str, Any] = {
     "block_size": 16,
     "num_blocks": 25,
     "max_num_batched_tokens": 64,
     "max_model_len": 256,
-    "trace": True,
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class TierRun:
     """What one tier did with the workload."""
 
-    tier: Tier
+    name: str
     outputs: dict[str, RequestOutput]
     traces: list[StepTrace]
     seconds: float
@@ -67,23 +68,15 @@ class TierRun:
     def block_table(self, request_id: str) -> tuple[int, ...]:
         """The request's table in the last step that had it running."""
         tables = [trace.state.cache.block_tables for trace in self.traces]
-        return next(table[request_id] for table in reversed(tables) if request_id in table)
+        return next((table[request_id] for table in reversed(tables) if request_id in table), ())
 
-    def decisions(self) -> list[tuple[object, ...]]:
+    def decisions(self) -> list[dict[str, Any]]:
         """Every step without its duration: what must be equal in both tiers."""
-        return [
-            (
-                trace.num_scheduled_tokens,
-                trace.preempted,
-                trace.state,
-                trace.sampled_token_ids,
-                trace.finished,
-            )
-            for trace in self.traces
-        ]
+        return [{**vars(trace), "seconds": None} for trace in self.traces]
 
 
 def make_workload() -> Workload:
+    """Greedy, so that whoever runs this sees the same answers."""
     params = SamplingParams(temperature=0, max_tokens=32)
     requests = []
     for number, question in enumerate(QUESTIONS):
@@ -95,14 +88,16 @@ def make_workload() -> Workload:
     return Workload(tuple(requests))
 
 
-def run_tier(name: str, workload: Workload) -> TierRun:
-    tier = load_tier(name)
-    engine = LLMEngine.from_engine_args(EngineArgs(model=DEFAULT_MODEL, **OPTIONS), tier)  # type: ignore[arg-type]
+def run_tier(name: str, workload: Workload, model: str = DEFAULT_MODEL) -> TierRun:
+    """Load a tier and let it play the workload.
+
+    Raises:
+        ValueError: the tier cannot run here, or the model cannot be loaded.
+    """
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model, trace=True, **OPTIONS), load_tier(name))
     # The first product with each matrix maps its weights into memory; that is loading, not generating.
-    warm_up = Workload((WorkloadRequest("warm-up", prompt="Hello", params=SamplingParams(max_tokens=2)),))
-    warming = WorkloadRun(engine, warm_up)
-    while not warming.is_done:
-        warming.step()
+    warm_up = WorkloadRequest("warm-up", prompt="Hello", params=SamplingParams(max_tokens=2))
+    run_workload(engine, Workload((warm_up,)))
     engine.engine_core.traces.clear()
     run = WorkloadRun(engine, workload)
     started = time.perf_counter()
@@ -111,54 +106,70 @@ def run_tier(name: str, workload: Workload) -> TierRun:
     ) as bar:
         while not run.is_done:
             bar.update(sum(output.finished for output in run.step()))
-    return TierRun(tier, run.finished, list(engine.engine_core.traces), time.perf_counter() - started)
+    return TierRun(name, run.finished, engine.engine_core.traces, time.perf_counter() - started)
 
 
-def print_run(console: Console, runs: list[TierRun]) -> bool:
-    """One block a prompt, then one line a tier. True when everything is equal."""
-    all_equal = True
+def print_comparison(console: Console, runs: tuple[TierRun, TierRun]) -> bool:
+    """A panel a prompt, a line a tier, and the verdict. True when both tiers decided the same in every step."""
     for number, question in enumerate(QUESTIONS):
-        request_id = f"r{number}"
-        outputs = [run.outputs[request_id] for run in runs]
-        tables = [run.block_table(request_id) for run in runs]
-        equal = outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids and tables[0] == tables[1]
-        all_equal &= equal
-        answer, metrics = outputs[0].outputs[0], outputs[0].metrics
-        console.print(Text(question, style="bold"))
-        console.print(Text(f"  {answer.text.strip()}", style="green"))
-        for text in (
-            f"token ids      {'equal on both tiers' if equal else 'DIFFERENT'}: {' '.join(map(str, answer.token_ids))}",
-            f"block table    {' '.join(map(str, tables[0]))}",
-            f"prompt tokens  {metrics.num_prompt_tokens}, of which {metrics.num_cached_tokens} from the prefix cache",
-        ):
-            console.print(Text(f"  {text}", style="dim" if equal else "red"))
-        console.print()
+        console.print(_prompt_panel(f"r{number}", question, runs))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("tier", "steps", "preemptions", "tokens", "tokens/s"):
         table.add_column(heading, justify="left" if heading == "tier" else "right")
     for run in runs:
         counts = (len(run.traces), run.num_preemptions, run.num_tokens)
-        table.add_row(run.tier.name, *map(str, counts), f"{run.num_tokens / run.seconds:.1f}")
+        table.add_row(run.name, *map(str, counts), f"{run.num_tokens / run.seconds:.1f}")
     console.print(table)
-    return all_equal and runs[0].decisions() == runs[1].decisions()
+    equal = runs[0].decisions() == runs[1].decisions()
+    if equal:
+        verdict = "All tokens are equal, and so are all block tables and schedules, step for step."
+    else:
+        verdict = "The tiers differ; `twinfer diff` on a workload file shows where."
+    console.print(verdict, style="bold green" if equal else "bold red")
+    return equal
+
+
+def _prompt_panel(request_id: str, question: str, runs: tuple[TierRun, TierRun]) -> Panel:
+    first, second = (run.outputs[request_id] for run in runs)
+    token_ids, other_token_ids = first.outputs[0].token_ids, second.outputs[0].token_ids
+    tables = [run.block_table(request_id) for run in runs]
+    num_shared = first.num_cached_tokens // OPTIONS["block_size"]
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row("token ids", _ids(token_ids))
+    if token_ids == other_token_ids:
+        rows.add_row("", Text("equal on both tiers", style="green"))
+    else:
+        rows.add_row(runs[1].name, Text.assemble(_ids(other_token_ids), ("  DIFFERENT", "bold red")))
+    rows.add_row("block table", _ids(tables[0], num_shared))
+    if tables[0] != tables[1]:
+        rows.add_row(runs[1].name, Text.assemble(_ids(tables[1]), ("  DIFFERENT", "bold red")))
+    origin = f" (blocks {_ids(tables[0][:num_shared])})" if num_shared else ""
+    rows.add_row(
+        "cached", f"{first.num_cached_tokens} of {first.metrics.num_prompt_tokens} prompt tokens{origin}"
+    )
+    answer = Text(f"{first.outputs[0].text.strip()}\n", style="bold")
+    return Panel(Group(answer, rows), title=Text(question), title_align="left", box=box.ROUNDED)
+
+
+def _ids(values: list[int] | tuple[int, ...], num_highlighted: int = 0) -> Text:
+    text = Text(" ".join(map(str, values)))
+    text.stylize("cyan", 0, len(" ".join(map(str, values[:num_highlighted]))))
+    return text
 
 
 def main() -> int:
-    """Returns the exit status: 0 when both tiers agree in everything, 1 when not, 2 when they could not run."""
-    os.environ.setdefault("TWINFER_LOGGING_LEVEL", "WARNING")
-    console = Console(highlight=False, soft_wrap=True)
+    """Returns the exit status: 0 when both tiers agree in everything, 1 when not, 2 when they cannot run here."""
+    os.environ.setdefault(LEVEL_VARIABLE, "WARNING")
+    workload = make_workload()
     try:
-        runs = [run_tier(name, make_workload()) for name in TIERS]
+        runs = (run_tier(TIERS[0], workload), run_tier(TIERS[1], workload))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    if print_run(console, runs):
-        console.print(
-            "Both tiers gave the same tokens, block tables and schedule, step for step.", style="bold green"
-        )
-        return 0
-    console.print("The tiers differ: run `twinfer diff` on the workload to see where.", style="bold red")
-    return 1
+    except KeyboardInterrupt:
+        return 130
+    console = Console(highlight=False)
+    return 0 if print_comparison(console, runs) else 1
 
 
 if __name__ == "__main__":

@@ -15,25 +15,29 @@ from typing import Any
 
 import numpy as np
 
+from reference.contracts.noise import gumbel_noise
 from reference.contracts.protocols import Tier
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.margin import Decision, decision_margin
+from reference.frontend.outputs import RequestOutput
 from reference.frontend.workload import Workload, WorkloadRun
+
+BlockTable = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place at which two runs differ."""
+    """A place at which two runs differ."""
 
-    step: int
-    what: str  # a field of the trace, or "token"
+    step: int  # of the workload
+    what: str  # a field of the trace, or "token" with its output position
     values: tuple[Any, Any]
     request_id: str | None = None
     decision: Decision | None = None  # of a token
-    block_tables: tuple[Any, Any] = ((), ())  # of the request
+    block_tables: tuple[BlockTable, BlockTable] = ((), ())  # of the request, in that step
 
 
 @dataclass
@@ -46,6 +50,7 @@ class DiffReport:
     num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_finished: int = 0
+    num_errors: int = 0  # of the finished, those that ended with an error, on both tiers alike
     excused: list[Divergence] = field(default_factory=list)
     divergence: Divergence | None = None
 
@@ -62,9 +67,9 @@ class _Side:
         self.run = WorkloadRun(self.engine, workload)
         self.seeds: dict[str, int] = {}
         self.num_sampled: dict[str, int] = {}
-        self.unmatched: dict[
-            tuple[str, int], tuple[int, np.ndarray]
-        ] = {}  # (request, position) -> token, logits [V]
+        # (request, output position) -> token, logits [V]; taken out once the other side has it too
+        self.unmatched: dict[tuple[str, int], tuple[int, np.ndarray]] = {}
+        self.trace: StepTrace | None = None  # of the last step; None when the engine had nothing to do
 
     def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
         for new in schedule.scheduled_new_reqs:
@@ -75,15 +80,14 @@ class _Side:
             assert output.logits is not None, "the engine was built with keep_logits"
             self.unmatched[request_id, position] = (token_id, output.logits[request_id])
 
-    def step(self) -> StepTrace | None:
-        """The step's trace; None when the engine had nothing to do."""
+    def step(self) -> None:
         traces = self.engine.engine_core.traces
         traces.clear()
         self.run.step()
-        return traces[0] if traces else None
+        self.trace = traces[0] if traces else None
 
-    def table(self, request_id: str) -> tuple[int, ...]:
-        return self.engine.engine_core.scheduler.kv_cache_manager.get_block_ids(request_id)
+    def block_table(self, request_id: str) -> BlockTable:
+        return () if self.trace is None else self.trace.state.cache.block_tables.get(request_id, ())
 
 
 def compare_tiers(tiers: tuple[Tier, Tier], model: str, workload: Workload, **options: Any) -> DiffReport:
@@ -113,13 +117,19 @@ class _Comparison:
 
     def __init__(self, workload: Workload, sides: tuple[_Side, _Side]) -> None:
         self.params = {request.request_id: request.params for request in workload.requests}
+        self.aborted = {r.request_id for r in workload.requests if r.abort_step is not None}
         self.sides = sides
-        self.report = DiffReport(tuple(side.engine.engine_core.tier_name for side in sides))  # type: ignore[arg-type]
+        first, second = (side.engine.engine_core.tier_name for side in sides)
+        self.report = DiffReport((first, second))
         self.dropped: set[str] = set()  # requests with an excused token
 
     def step(self) -> None:
-        report, (first, second) = self.report, (side.step() for side in self.sides)
-        number, report.num_steps = report.num_steps, report.num_steps + 1
+        report = self.report
+        for side in self.sides:
+            side.step()
+        first, second = (side.trace for side in self.sides)
+        number = self.sides[0].run.step_number - 1
+        report.num_steps += 1
         if first is not None:
             report.num_preemptions += len(first.preempted)
             report.num_cached_tokens += sum(first.num_cached_tokens.values())
@@ -165,8 +175,8 @@ class _Comparison:
         request_id: str | None,
         decision: Decision | None = None,
     ) -> None:
-        tables = tuple(side.table(request_id) for side in self.sides) if request_id is not None else ((), ())
-        divergence = Divergence(number, what, values, request_id, decision, tables)  # type: ignore[arg-type]
+        first, second = (() if request_id is None else side.block_table(request_id) for side in self.sides)
+        divergence = Divergence(number, what, values, request_id, decision, (first, second))
         if decision is not None and decision.is_excused and request_id is not None:
             self.report.excused.append(divergence)
             self.dropped.add(request_id)
@@ -183,29 +193,38 @@ class _Comparison:
                 continue
             self.report.num_tokens += 1
             if first != second:
-                seed = self.sides[0].seeds[request_id]
-                decision = Decision(
-                    margin=decision_margin(logits, self.params[request_id], seed, position),
-                    logit_gap=float(np.abs(logits - other_logits).max()),
-                )
-                self._record(number, "token", (first, second), request_id, decision)
+                decision = self._decision(request_id, position, logits, other_logits)
+                self._record(number, f"token {position}", (first, second), request_id, decision)
         if not self.dropped:
             for request_id, position in (*mine, *theirs):
                 sampled = tuple((request_id, position) in side.unmatched for side in self.sides)
                 self._record(number, f"token {position} was sampled", (sampled[0], sampled[1]), request_id)
                 return
 
+    def _decision(
+        self, request_id: str, position: int, logits: np.ndarray, other_logits: np.ndarray
+    ) -> Decision:
+        params = self.params[request_id]
+        noise = gumbel_noise(self.sides[0].seeds[request_id], position, len(logits))  # [V]
+        return Decision(
+            margin=decision_margin(logits, params.temperature, params.top_k, params.top_p, noise),
+            logit_gap=float(np.abs(logits - other_logits).max()),
+        )
+
     def compare_ends(self) -> None:
         """How the requests ended; after an excuse this is where a missing token shows."""
         first, second = (side.run.finished for side in self.sides)
-        for request_id in (*first, *(name for name in second if name not in first)):
-            if request_id in self.dropped:
-                continue
-            ends = [
-                None
-                if output is None
-                else (output.outputs[0].finish_reason, len(output.outputs[0].token_ids))
-                for output in (first.get(request_id), second.get(request_id))
-            ]
-            self._compare_field(self.report.num_steps - 1, f"end of {request_id}", ends[0], ends[1])
+        number = self.sides[0].run.step_number - 1
+        # Without equal schedules an abort strikes where it strikes.
+        incomparable = self.dropped | (self.aborted if self.dropped else set())
+        for request_id in self.params:
+            ends = (_end(first[request_id]), _end(second[request_id]))
+            if request_id not in incomparable and ends[0] != ends[1]:
+                self._record(number, "end (finish reason, stop reason, tokens, text)", ends, request_id)
         self.report.num_finished = len(first)
+        self.report.num_errors = sum(output.error is not None for output in first.values())
+
+
+def _end(output: RequestOutput) -> tuple[object, ...]:
+    completion = output.outputs[0]
+    return completion.finish_reason, completion.stop_reason, len(completion.token_ids), completion.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +15,7 @@ from reference.contracts.protocols import Tier
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.outputs import RequestOutput
-from reference.frontend.workload import Workload, WorkloadRun
+from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun
 
 
 def generate(tier: Tier, args: EngineArgs, workload: Workload, as_json: bool) -> int:
@@ -29,22 +30,23 @@ def generate(tier: Tier, args: EngineArgs, workload: Workload, as_json: bool) ->
     engine = LLMEngine.from_engine_args(args, tier)
     run = WorkloadRun(engine, workload)
     started = time.perf_counter()
-    total = len(workload.requests)
-    with tqdm(total=total, desc="Generating", unit="prompt", disable=None, leave=False) as bar:
+    with tqdm(
+        total=len(workload.requests), desc="Generating", unit="prompt", disable=None, leave=False
+    ) as bar:
         while not run.is_done:
             bar.update(sum(output.finished for output in run.step()))
     seconds = time.perf_counter() - started
     outputs = [run.finished[request.request_id] for request in workload.requests]
-    for output in outputs:
-        if as_json:
+    if as_json:
+        for output in outputs:
             print(to_json_line(output))
-        else:
-            _print_output(output)
-    if not as_json:
-        _print_statistics(tier.name, outputs, seconds)
+    else:
+        _print_texts(workload.requests, outputs)
+        sys.stdout.flush()  # before the statistics, where both streams go to one place
+        print(_statistics(tier.name, outputs, seconds), file=sys.stderr)
     failed = [output for output in outputs if output.error is not None]
     for output in failed:
-        print(f"twinfer: request {output.request_id} failed: {output.error}", file=sys.stderr)
+        print(f"twinfer: request {output.request_id!r} failed: {output.error}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -71,18 +73,32 @@ def to_json_line(output: RequestOutput) -> str:
     return json.dumps(line, ensure_ascii=False)
 
 
-def _print_output(output: RequestOutput) -> None:
-    """Prompt in dim, answer after it. `Text` and no markup: a model may write square brackets."""
-    text = Text(output.prompt or "", style="dim")
-    text.append(output.outputs[0].text, style="not dim")
-    Console(highlight=False, soft_wrap=True).print(text)
+def _print_texts(requests: Sequence[WorkloadRequest], outputs: Sequence[RequestOutput]) -> None:
+    """Each prompt in dim and what follows it, an empty line between two.
+
+    Built of `Text` and without markup: a model may write square brackets.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    for number, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+        if number:
+            console.print()
+        text = Text(_shown_prompt(request), style="dim")
+        text.append(output.outputs[0].text, style="not dim")
+        console.print(text)
 
 
-def _print_statistics(tier_name: str, outputs: list[RequestOutput], seconds: float) -> None:
+def _shown_prompt(request: WorkloadRequest) -> str:
+    """What the user wrote: of a conversation the last message, without the template's markup."""
+    if request.messages is not None:
+        return f"{request.messages[-1]['content']}\n"
+    return request.prompt or ""
+
+
+def _statistics(tier_name: str, outputs: Sequence[RequestOutput], seconds: float) -> str:
     generated = sum(output.metrics.num_output_tokens for output in outputs)
+    prompt = sum(output.metrics.num_prompt_tokens for output in outputs)
     cached = sum(output.metrics.num_cached_tokens for output in outputs)
-    print(
+    return (
         f"{tier_name}: {generated} tokens in {seconds:.2f} s ({generated / max(seconds, 1e-9):.1f} tokens/s), "
-        f"{cached} prompt tokens from the prefix cache",
-        file=sys.stderr,
+        f"{cached} of {prompt} prompt tokens from the prefix cache"
     )

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.contracts.noise import gumbel_noise
-from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.sampling_params import GREEDY_TEMPERATURE
 
 MAX_EXCUSED_MARGIN = 1e-4  # in units of the scores compared: logits, or logits / T + noise
 MAX_EXCUSED_LOGIT_GAP = 1e-3  # between the two tiers' logits of one row
@@ -28,23 +27,34 @@ class Decision(NamedTuple):
         return self.margin < MAX_EXCUSED_MARGIN and self.logit_gap < MAX_EXCUSED_LOGIT_GAP
 
 
-def decision_margin(logits: np.ndarray, params: SamplingParams, seed: int, output_position: int) -> float:
-    """Margin of the token drawn from `logits` (float32 [V])."""
+def decision_margin(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, noise: np.ndarray
+) -> float:
+    """How far a choice was from turning out otherwise.
+
+    Args:
+        logits: float32 [V].
+        temperature, top_k, top_p: as in `SamplingParams`.
+        noise: float64 [V], what was added to logits / temperature; not read when the choice is greedy.
+
+    Returns:
+        The margin in units of the scores compared: logits when greedy, else logits / temperature + noise. Infinite
+        when there was nothing to choose.
+    """
     scores = logits.astype(np.float64)  # [V]
-    if params.is_greedy:
+    if temperature < GREEDY_TEMPERATURE:
         return _gap_of_best_two(scores)
-    scores = scores / params.temperature
-    order = np.argsort(-scores, kind="stable")  # [V], best first
+    scores = scores / temperature
+    best_first = np.argsort(-scores, kind="stable")  # [V]
     border = np.inf
-    if 0 < params.top_k < len(scores):
-        border = float(scores[order[params.top_k - 1]] - scores[order[params.top_k]])
-        order = order[: params.top_k]
-    if params.top_p < 1:
-        num_kept, distance = _nucleus(scores[order], params.top_p)
+    if 0 < top_k < len(scores):
+        border = float(scores[best_first[top_k - 1]] - scores[best_first[top_k]])
+        best_first = best_first[:top_k]  # [min(top_k, V)]
+    if top_p < 1:
+        num_kept, distance = _nucleus(scores[best_first], top_p)
         border = min(border, distance)
-        order = order[:num_kept]
-    noise = gumbel_noise(seed, output_position, len(scores))  # [V]
-    return min(border, _gap_of_best_two((scores + noise)[order]))
+        best_first = best_first[:num_kept]
+    return min(border, _gap_of_best_two((scores + noise)[best_first]))
 
 
 def _gap_of_best_two(scores: np.ndarray) -> float:
@@ -57,9 +67,9 @@ def _gap_of_best_two(scores: np.ndarray) -> float:
 def _nucleus(descending: np.ndarray, top_p: float) -> tuple[int, float]:
     """(tokens kept by top-p, distance to keeping one more or one less, in units of the scores).
 
-    A shift of all scores by d moves a cumulative probability c by about d * c * (1 - c) at most, so a distance in
-    probability is turned into one in scores by that factor; swapping the token at the border with its neighbour takes
-    the gap between the two.
+    Raising the kept scores by a small d against the others moves their summed probability c by d * c * (1 - c), so a
+    distance in probability is divided by c * (1 - c). Swapping the last kept token with its neighbour takes the gap
+    between the two.
     """
     weights = np.exp(descending - descending[0])
     cumulative = np.cumsum(weights / weights.sum())

@@ -5,12 +5,14 @@ JSON lines. The first may be `{"config": {engine options}}`; each other line is 
     {"id": "a", "prompt": "...", "arrival_step": 0, "abort_step": null, "priority": 0, "cache_salt": null,
      "sampling_params": {"temperature": 0, "max_tokens": 32}}
 
-with "prompt", "prompt_token_ids" or "messages". Only the prompt is required.
+with "prompt", "prompt_token_ids" or "messages". Only the prompt is required. Step t begins with the requests whose
+`arrival_step` is t, in the order of the file, then aborts those whose `abort_step` is t and that are not finished.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.engine_args import EngineArgs
+from reference.frontend.input_processor import Prompt
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.outputs import RequestOutput
 
@@ -26,6 +29,19 @@ _REQUEST_KEYS = (
     "sampling_params",
 )  # fmt: skip
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+_SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "prompt": ("text", lambda value: isinstance(value, str)),
+    "prompt_token_ids": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, list) and all(type(item) is int for item in value),
+    ),
+    "messages": (
+        "a list of {'role': text, 'content': text}",
+        lambda value: isinstance(value, list) and all(_is_message(item) for item in value),
+    ),
+    "cache_salt": ("text", lambda value: isinstance(value, str)),
+}
+_NO_LIMIT = 2**31 - 1  # tokens: longer than any model's context
 _PARAM_NAMES = tuple(f.name for f in fields(SamplingParams) if f.init)
 
 
@@ -58,6 +74,8 @@ class WorkloadRequest:
             for n in _PARAM_NAMES
             if getattr(self.params, n) != getattr(defaults, n)
         }
+        if self.params.max_tokens is None:  # null would mean absent, and that is not "no limit"
+            changed["max_tokens"] = _NO_LIMIT
         return {**line, "sampling_params": changed} if changed else line
 
 
@@ -76,10 +94,13 @@ def read_workload(path: Path) -> Workload:
         ValueError: the file cannot be read, or a line is not acceptable; the sentence names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
-    return parse_workload(lines)
+    try:
+        return parse_workload(text.split("\n"))  # not splitlines(): JSON text may hold U+2028 and its like
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def parse_workload(lines: Iterable[str]) -> Workload:
@@ -102,13 +123,14 @@ def parse_workload(lines: Iterable[str]) -> Workload:
             request = _parse_request(entry, default_id=f"r{len(requests)}")
             if request.request_id in ids:
                 raise ValueError(f"the id {request.request_id!r} is used twice")
-        except ValueError as error:
-            reason = "it is not valid JSON" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise ValueError(f"line {number}: {reason}") from error
+        except (ValueError, RecursionError) as error:
+            is_json = not isinstance(error, json.JSONDecodeError | RecursionError)
+            reason = str(error).removesuffix(".") if is_json else "it is not valid JSON"
+            raise ValueError(f"line {number}: {reason}.") from error
         ids.add(request.request_id)
         requests.append(request)
     if not requests:
-        raise ValueError("the workload holds no request")
+        raise ValueError("the workload holds no request; write one a line.")
     return Workload(tuple(requests), config)
 
 
@@ -135,14 +157,18 @@ def _parse_request(entry: dict[str, Any], default_id: str) -> WorkloadRequest:
     present = {name: value for name, value in entry.items() if value is not None}  # null means absent
     if sum(name in present for name in _PROMPT_KEYS) != 1:
         raise ValueError("a request needs exactly one of 'prompt', 'prompt_token_ids' and 'messages'")
-    request_id = str(present.get("id", default_id))
+    request_id = present.get("id", default_id)
+    if not isinstance(request_id, str) or not request_id:
+        raise ValueError(f"id must be a non-empty text, got {request_id!r}")
     for name in ("arrival_step", "abort_step", "priority"):
         value = present.get(name, 0)
         if isinstance(value, bool) or not isinstance(value, int) or (value < 0 and name != "priority"):
             raise ValueError(f"{name} must be a whole number, got {value!r}")
-    for name, kind in (("prompt", str), ("prompt_token_ids", list), ("messages", list), ("cache_salt", str)):
-        if name in present and not isinstance(present[name], kind):
-            raise ValueError(f"{name} is of the wrong type")
+    if present.get("abort_step", math.inf) < present.get("arrival_step", 0):
+        raise ValueError("abort_step lies before arrival_step; a request cannot end before it arrives")
+    for name, (kind, is_right) in _SHAPES.items():
+        if name in present and not is_right(present[name]):
+            raise ValueError(f"{name} must be {kind}")
     return WorkloadRequest(
         request_id=request_id,
         prompt=present.get("prompt"),
@@ -156,8 +182,18 @@ def _parse_request(entry: dict[str, Any], default_id: str) -> WorkloadRequest:
     )
 
 
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+
+
 def parse_sampling_params(raw: Any) -> SamplingParams:
-    """`SamplingParams` from a JSON table; null means absent, unknown names are refused."""
+    """`SamplingParams` from a JSON table.
+
+    Null means absent.
+
+    Raises:
+        ValueError: a name is unknown, or a value is not acceptable.
+    """
     if not isinstance(raw, dict):
         raise ValueError("sampling_params must be a table")
     unknown = sorted(set(raw) - set(_PARAM_NAMES))
@@ -167,7 +203,13 @@ def parse_sampling_params(raw: Any) -> SamplingParams:
 
 
 class WorkloadRun:
-    """Plays a workload on an engine, step by step: adds and aborts requests when their step comes."""
+    """Plays a workload on an engine, step by step: adds and aborts requests when their step comes.
+
+    Attributes:
+        step_number: the step of the workload that comes next. Steps in which the engine would have nothing to do are
+            passed over.
+        finished: the last output of each request that has ended, by id.
+    """
 
     def __init__(self, engine: LLMEngine, workload: Workload) -> None:
         self.engine = engine
@@ -181,7 +223,13 @@ class WorkloadRun:
         return not self._arriving and not self.engine.has_unfinished_requests()
 
     def step(self) -> list[RequestOutput]:
-        """One step: arrivals, then aborts, then the engine."""
+        """One step: arrivals, then aborts, then the engine.
+
+        Raises:
+            ValueError: a request that arrives is not acceptable; the sentence names it.
+        """
+        if self._arriving and not self.engine.has_unfinished_requests():
+            self.step_number = max(self.step_number, self._arriving[0].arrival_step)
         while self._arriving and self._arriving[0].arrival_step <= self.step_number:
             self._add(self._arriving.pop(0))
         outputs = self.engine.abort_request(
@@ -195,16 +243,25 @@ class WorkloadRun:
         return outputs
 
     def _add(self, request: WorkloadRequest) -> None:
-        prompt: Any = request.prompt if request.prompt is not None else list(request.prompt_token_ids or ())
+        try:
+            self.engine.add_request(
+                request.request_id,
+                self._prompt(request),
+                request.params,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        except ValueError as error:
+            raise ValueError(f"Request {request.request_id!r}: {error}") from error
+
+    def _prompt(self, request: WorkloadRequest) -> Prompt:
         if request.messages is not None:
-            prompt = {"prompt_token_ids": self.engine.tokenizer.encode_chat(request.messages)}
-        self.engine.add_request(
-            request.request_id,
-            prompt,
-            request.params,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-        )
+            tokenizer = self.engine.tokenizer
+            return {
+                "prompt": tokenizer.apply_chat_template(request.messages),
+                "prompt_token_ids": tokenizer.encode_chat(request.messages),
+            }
+        return request.prompt if request.prompt is not None else list(request.prompt_token_ids or ())
 
 
 def run_workload(

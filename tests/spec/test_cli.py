@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ import pytest
 
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.chat_loop import ChatLoop
-from reference.frontend.cli import main, parse_memory
+from reference.frontend.cli import main, pick_tier
+from reference.frontend.cli_options import parse_memory
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
@@ -39,12 +44,10 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 def test_json_output_has_one_object_a_prompt_in_input_order(
     model: str, tier_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = generate(
-        model, "--tier", tier_name, "--json", "--prompt", "first", "--prompt", "the second prompt"
-    )
-    assert main(arguments) == 0
-    first, second = json_lines(capsys.readouterr().out)
-    assert (first["prompt"], second["prompt"]) == ("first", "the second prompt")
+    prompts = ["a rather long prompt, which is finished last", "--prompt", "second", "--prompt", "third"]
+    assert main(generate(model, "--tier", tier_name, "--json", "--max-num-seqs", "2", *prompts)) == 0
+    first, second, third = json_lines(capsys.readouterr().out)
+    assert [line["prompt"] for line in (first, second, third)] == [prompts[0], "second", "third"]
     assert set(first) == {"request_id", "prompt", "prompt_token_ids", "outputs", "metrics"}
     (output,) = first["outputs"]
     assert set(output) == {"index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs"}
@@ -69,7 +72,19 @@ def test_plain_output_shows_prompt_and_text_and_puts_the_statistics_on_stderr(
     assert main(generate(model, "--tier", "reference", "a [bold]prompt[/bold]")) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("a [bold]prompt[/bold]")
-    assert "reference: 6 tokens in" in captured.err
+    assert "\x1b" not in captured.out  # no colours in a pipe
+    assert captured.err.startswith("reference: 6 tokens in")
+    assert captured.err.count("\n") == 1
+
+
+def test_plain_output_of_a_chat_shows_the_question_and_not_the_template(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(generate(model, "--tier", "reference", "--chat", "One?", "Two?")) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("One?\n")
+    assert "\n\nTwo?\n" in printed
+    assert "<bos>" not in printed
 
 
 def test_prompts_are_read_from_standard_input_one_a_line(
@@ -87,9 +102,55 @@ def test_a_workload_file_brings_its_own_parameters_and_ids(
     file.write_text(
         '{"id": "x", "prompt_token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "temperature": 0}}\n'
     )
-    assert main(generate(model, "--tier", "reference", "--json", "--input", str(file))) == 0
+    command = ["generate", "--model", model, "--tier", "reference", "--json", "--input", str(file)]
+    assert main(command) == 0
     (line,) = json_lines(capsys.readouterr().out)
     assert (line["request_id"], line["prompt"], len(line["outputs"][0]["token_ids"])) == ("x", None, 3)
+    assert main([*command, "--max-tokens", "5"]) == 0
+    (line,) = json_lines(capsys.readouterr().out)
+    assert len(line["outputs"][0]["token_ids"]) == 5  # what is said on the command line wins
+
+
+def test_the_engine_options_of_a_workload_file_hold_unless_the_command_line_says_otherwise(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    file.write_text(
+        '{"config": {"block_size": 4, "max_num_batched_tokens": 8}}\n'
+        '{"prompt": "the same prompt"}\n{"prompt": "the same prompt", "arrival_step": 9}\n'
+    )
+    cached = []
+    for options in ([], ["--block-size", "8"], ["--no-enable-prefix-caching"]):
+        assert main(generate(model, "--tier", "reference", "--json", "--input", str(file), *options)) == 0
+        cached.append(json_lines(capsys.readouterr().out)[1]["metrics"]["num_cached_tokens"])
+    assert cached == [12, 8, 0]
+
+
+def test_a_sampling_seed_gives_every_prompt_the_same_draws(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tokens(*options: str) -> list[list[int]]:
+        command = ["generate", "--model", model, "--tier", "reference", "--json", *options, "Hello", "Hello"]
+        assert main(command) == 0
+        return [line["outputs"][0]["token_ids"] for line in json_lines(capsys.readouterr().out)]
+
+    first, second = tokens("--sampling-seed", "5")
+    assert first == second == tokens("--sampling-seed", "5", "--seed", "9")[0]
+    first, second = tokens("--seed", "5")
+    assert first != second
+    assert [first, second] == tokens("--seed", "5")
+
+
+def test_stops_of_the_command_line_end_the_output(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def output(*options: str) -> dict[str, Any]:
+        assert main(generate(model, "--tier", "reference", "--json", *options, "--prompt", "Hello")) == 0
+        (line,) = json_lines(capsys.readouterr().out)
+        return dict(line["outputs"][0])
+
+    tokens = output("--ignore-eos")["token_ids"]
+    stopped = output("--ignore-eos", "--stop-token-ids", "319", str(tokens[2]))
+    assert stopped["token_ids"] == tokens[: tokens.index(tokens[2]) + 1]
+    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", tokens[2])
 
 
 def test_chat_wraps_the_prompt_into_the_template(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,11 +207,105 @@ def test_an_unknown_model_is_one_sentence(name: str, capsys: pytest.CaptureFixtu
     assert error.count("\n") == 1
 
 
-def test_an_unknown_flag_is_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["generate", "--colour", "red"])
-    assert exit_info.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["generate", "--colour", "red"], "unrecognized arguments: --colour"),
+        (["generate", "--max-tok", "3"], "unrecognized arguments: --max-tok"),
+        (["generate", "--max-tokens", "many"], "--max-tokens: invalid int value: 'many'"),
+        (["generate", "--kv-cache-memory", "3XB"], "'3XB' is no size: write bytes, 512MiB or 1GiB"),
+        (["generate", "--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
+        (["generate", "--threads", "0"], "--threads must be at least 1, got 0"),
+        (["diff"], "required: WORKLOAD.jsonl"),
+        (["chat", "--tier", "warp"], "There is no tier 'warp'"),
+        (["model", "no-such-model"], "no-such-model"),
+        (["conform", "missing.jsonl.gz", "--tier", "reference"], "missing.jsonl.gz cannot be read"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_sentence_and_exit_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("twinfer: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_standard_input_is_refused(
+    model: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(content))
+    assert main(generate(model)) == 2
+    assert capsys.readouterr().err == "twinfer: No prompt: standard input is empty.\n"
+
+
+def test_standard_input_that_is_no_text_is_refused(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert main(generate(model)) == 2
+    assert capsys.readouterr().err == "twinfer: Standard input is no utf-8 text.\n"
+
+
+def test_token_ids_cannot_be_wrapped_into_a_chat(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    file.write_text('{"id": "x", "prompt_token_ids": [5]}\n')
+    assert main(generate(model, "--chat", "--input", str(file))) == 2
+    assert "Request 'x' has token ids, which --chat cannot wrap" in capsys.readouterr().err
+
+
+def test_a_pool_that_does_not_fit_into_memory_is_one_sentence(
+    model: str, tier_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(generate(model, "--tier", tier_name, "--num-blocks", str(10**11), "x")) == 2
+    error = capsys.readouterr().err
+    assert "there is not enough memory" in error
+    assert error.count("\n") == 1
+
+
+def test_a_tier_that_cannot_run_here_is_left_for_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_tier(None).name == "fast"
+    monkeypatch.setattr(type(load_tier("fast")), "why_unavailable", lambda self: "not built")
+    assert pick_tier(None).name == "reference"
+    assert pick_tier("fast").name == "fast"
+
+
+def run_program(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "reference", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_reader_that_has_gone_is_no_error(model: str) -> None:
+    program = run_program(*generate(model, "--json", "x"))
+    assert program.stdout is not None
+    program.stdout.close()
+    assert program.stderr is not None
+    assert program.stderr.read() == ""
+    assert program.wait() == 0
+    program.stderr.close()
+
+
+def test_ctrl_c_leaves_quietly_with_exit_status_130(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: LLMEngine) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLMEngine, "step", interrupt)
+    assert main(generate(model, "--tier", "reference", "x")) == 130
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "diff", "conform", "model"])
@@ -158,7 +313,29 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as exit_info:
         main([command, "--help"])
     assert exit_info.value.code == 0
-    assert len(capsys.readouterr().out) > 200
+    page = capsys.readouterr().out
+    assert page.startswith(f"usage: twinfer {command}")
+    assert "examples:" in page
+    assert all(len(line) <= 100 for line in page.splitlines())
+
+
+def test_the_help_page_shows_the_defaults_of_the_engine_and_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command, max_tokens in (("generate", 16), ("chat", 512)):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        page = " ".join(capsys.readouterr().out.split())
+        assert f"tokens to generate at most (default: {max_tokens})" in page
+        assert f"tokens a KV cache block holds (default: {EngineArgs().block_size})" in page
+        assert f"(default: {EngineArgs().model})" in page
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out == f"twinfer {version('twinfer')}\n"
 
 
 def test_diff_exits_0_when_equal_and_2_on_bad_input(
@@ -202,11 +379,13 @@ class InterruptedEngine(LLMEngine):
     """Ctrl-C arrives in the third step of the first answer."""
 
     num_steps = 0
+    num_interrupts = 1
 
     def step(self) -> Any:
         self.num_steps += 1
         if self.num_steps == 3:
-            raise KeyboardInterrupt
+            for _ in range(self.num_interrupts):
+                signal.raise_signal(signal.SIGINT)
         return super().step()
 
 
@@ -252,11 +431,57 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: str, capsys: pytest.
     engine = InterruptedEngine.from_engine_args(EngineArgs(model=model), load_tier("reference"))
     loop = chat(engine, "Hello", "Again", max_tokens=9)
     printed = capsys.readouterr().out
-    assert "2 generated" in printed
+    assert "; 3 generated" in printed  # the step in which it arrived is finished first
     assert "stopped]" in printed
-    assert "9 generated" in printed
+    assert "; 9 generated" in printed
+    assert loop.messages[1]["content"] in printed
     assert len(loop.messages) == 4
     assert not engine.has_unfinished_requests()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_end_of_a_step_and_leaves(model: str) -> None:
+    engine = InterruptedEngine.from_engine_args(EngineArgs(model=model), load_tier("reference"))
+    engine.num_interrupts = 2
+    with pytest.raises(KeyboardInterrupt):
+        chat(engine, "Hello", max_tokens=9)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_answer_is_written_as_it_comes(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", written.append)
+    loop = chat(engine, "Hello", max_tokens=12)
+    answer = loop.messages[1]["content"]
+    start = next(i for i in range(len(written)) if "".join(written[i : i + 12]) == answer)
+    assert sum(bool(delta) for delta in written[start : start + 12]) > 3
+
+
+def test_a_chat_over_a_pipe_answers_every_line_and_ends_with_the_input(model: str) -> None:
+    program = run_program("chat", "--model", model, "--temperature", "0", "--max-tokens", "5", "--ignore-eos")
+    printed, log = program.communicate("Hello\nAgain\n")
+    assert program.returncode == 0
+    assert printed.count("; 5 generated") == 2
+    assert "Traceback" not in log
+
+
+def test_a_chat_without_a_template_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_tiny_llama(tmp_path)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": None}))
+    assert main(["chat", "--tier", "reference", "--model", str(folder)]) == 2
+    assert "This model has no chat template" in capsys.readouterr().err
+
+
+def test_an_answer_that_fills_the_model_says_that_the_conversation_is_full(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model, max_model_len=48), load_tier("reference"))
+    chat(engine, "Hello", max_tokens=100)
+    assert "the conversation is full: /reset starts a new one]" in capsys.readouterr().out
+    chat(engine, "Hello", max_tokens=3)
+    assert "cut off by --max-tokens]" in capsys.readouterr().out
 
 
 def test_a_conversation_that_outgrows_the_model_says_how_to_go_on(

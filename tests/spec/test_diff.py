@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,12 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler, Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.trace import CacheSnapshot
+from reference.frontend import cli
 from reference.frontend.diff import compare_tiers
-from reference.frontend.report import print_diff
+from reference.frontend.report import excerpts, print_diff
 from reference.frontend.tiers import load_tier
-from reference.frontend.workload import Workload, WorkloadRequest
+from reference.frontend.workload import Workload, WorkloadRequest, write_workload
 from tests.tiny_models import make_tiny_llama
 
 
@@ -108,21 +112,39 @@ def test_a_wrong_token_is_found_with_its_request_step_gap_and_block_table(
     report = compare_tiers((reference(), planted), model, make_workload(temperature=0))
     found = report.divergence
     assert found is not None
-    assert (found.what, found.request_id, found.step) == ("token", "r2", 5)
+    assert (found.what, found.request_id, found.step) == ("token 3", "r2", 5)
     assert found.decision is not None
     assert found.decision.logit_gap == pytest.approx(0.5, abs=1e-4)
-    assert len(found.block_tables[0]) > 0
+    assert len(found.block_tables[0]) == 9  # 32 prompt tokens and 3 of the output in blocks of 4
+    assert found.block_tables[0] == found.block_tables[1]
     print_diff(report)
     printed = capsys.readouterr().out
-    for text in (
-        "first difference",
-        "step          5",
-        "request       r2",
-        "logit gap     0.5",
-        "block table [",
-    ):
-        assert text in printed
+    rows = {line[2:24].strip(): line[25:] for line in printed.splitlines()[1:10]}
+    assert rows["step"] == "5"
+    assert rows["request"] == "r2"
+    assert (rows["reference"], rows["planted"]) == tuple(map(str, found.values))
+    assert rows["block table, planted"] == " ".join(map(str, found.block_tables[1]))
+    assert rows["logit gap"] == "0.5"
+    assert "First difference:" in printed
     assert "reference and planted differ." in printed
+
+
+def test_the_program_exits_with_1_on_a_difference(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted = PlantedTier(change_output=plant_token(5, "r2", 0.5))
+    monkeypatch.setattr(cli, "load_tier", lambda name: planted if name == "fast" else reference())
+    write_workload(make_workload(temperature=0), tmp_path / "w.jsonl")
+    assert cli.main(["diff", str(tmp_path / "w.jsonl"), "--model", model]) == 1
+    assert "First difference:" in capsys.readouterr().out
+
+
+def test_a_token_that_ends_its_request_is_shown_with_the_blocks_it_had(model: str) -> None:
+    planted: Any = PlantedTier(change_output=plant_token(11, "r0", 0.5))
+    found = compare_tiers((reference(), planted), model, make_workload(temperature=0)).divergence
+    assert found is not None
+    assert (found.what, found.request_id) == ("token 11", "r0")
+    assert len(found.block_tables[0]) == 11
 
 
 def test_a_wrong_token_at_a_clear_decision_is_not_excused_however_close_the_logits(model: str) -> None:
@@ -186,3 +208,72 @@ def test_another_order_of_the_free_queue_is_found_before_any_token_differs(model
     report = compare_tiers((reference(), planted), model, make_workload(temperature=0))
     assert report.divergence is not None
     assert report.divergence.what in ("free_order", "block_tables")  # the latter if the step also allocates
+
+
+def test_another_block_in_one_table_is_found_with_its_request(model: str) -> None:
+    def swap_in_snapshot(scheduler: Scheduler) -> None:
+        manager = scheduler.kv_cache_manager
+        snapshot = manager.snapshot
+
+        def changed() -> CacheSnapshot:
+            seen = snapshot()
+            tables = {name: (*t[:-1], 19) if name == "r1" else t for name, t in seen.block_tables.items()}
+            return replace(seen, block_tables=tables)
+
+        manager.snapshot = changed  # type: ignore[method-assign]
+
+    planted: Any = PlantedTier(change_scheduler=swap_in_snapshot)
+    report = compare_tiers((reference(), planted), model, make_workload(temperature=0))
+    assert report.divergence is not None
+    assert (report.divergence.what, report.divergence.request_id) == ("block_tables", "r1")
+    assert report.divergence.step == 1
+    assert report.divergence.values[1][-1] == 19
+
+
+def test_a_step_number_is_that_of_the_workload_also_after_idle_steps(model: str) -> None:
+    late = WorkloadRequest(
+        "late", prompt_token_ids=(5, 6), arrival_step=1000, params=SamplingParams(temperature=0)
+    )
+    planted: Any = PlantedTier(change_output=plant_token(2, "late", 0.5))
+    found = compare_tiers((reference(), planted), model, Workload((late,))).divergence
+    assert found is not None
+    assert (found.what, found.step) == ("token 2", 1002)
+
+
+def test_an_aborted_request_is_compared_by_its_end_until_a_token_is_excused(model: str) -> None:
+    requests = [*make_workload(temperature=0).requests]
+    requests[1] = replace(requests[1], abort_step=6)
+    workload = Workload(tuple(requests), {"block_size": 4, "num_blocks": 40})
+    report = compare_tiers((reference(), load_tier("fast")), model, workload)
+    assert report.is_equal
+    assert report.num_tokens == 3 * 12 + 5
+    assert report.num_finished == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((1, 2), (1, 3), ("(1, 2)", "(1, 3)")),
+        (7, None, ("7", "None")),
+        (
+            tuple(range(100)),
+            (*range(50), 0, *range(51, 100)),
+            (
+                "[... 46, 47, 48, 49, 50, 51, 52, 53, 54 ...] (entries 46 to 54 of 100)",
+                "[... 46, 47, 48, 49, 0, 51, 52, 53, 54 ...] (entries 46 to 54 of 100)",
+            ),
+        ),
+        (
+            tuple(range(30)),
+            tuple(range(28)),
+            (
+                "[... 24, 25, 26, 27, 28, 29] (entries 24 to 29 of 30)",
+                "[... 24, 25, 26, 27] (entries 24 to 27 of 28)",
+            ),
+        ),
+    ],
+)
+def test_long_values_are_shown_around_the_first_difference(
+    first: object, second: object, expected: tuple[str, str]
+) -> None:
+    assert excerpts(first, second) == expected

@@ -80,11 +80,43 @@ def test_a_written_workload_reads_back_as_the_same(tmp_path: Path) -> None:
         ('{"prompt": "a", "sampling_params": []}', "line 2: sampling_params must be a table"),
         ('{"prompt": "a", "id": "first"}', "line 2: the id 'first' is used twice"),
         ('{"config": {}}', "line 2: the config must be the first line"),
+        ('{"prompt": "a", "id": 7}', "line 2: id must be a non-empty text, got 7"),
+        ('{"prompt": "a", "arrival_step": true}', "line 2: arrival_step must be a whole number, got True"),
+        (
+            '{"prompt": "a", "arrival_step": 3, "abort_step": 2}',
+            "line 2: abort_step lies before arrival_step",
+        ),
+        ('{"prompt_token_ids": [1, "2"]}', "line 2: prompt_token_ids must be a list of whole numbers"),
+        ('{"messages": [{"role": "user"}]}', "line 2: messages must be a list of"),
+        ('{"prompt": "a", "cache_salt": 1}', "line 2: cache_salt must be text"),
+        ("[" * 100_000, "line 2: it is not valid JSON"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_workload(['{"prompt": "ok", "id": "first"}', line])
+
+
+def test_null_means_absent() -> None:
+    (request,) = parse_workload(
+        [
+            '{"id": null, "prompt": "a", "abort_step": null, "sampling_params": {"max_tokens": null, "top_p": null}}'
+        ]
+    ).requests
+    assert request == WorkloadRequest("r0", prompt="a")
+
+
+def test_a_limit_of_none_is_written_as_a_number_no_model_reaches(tmp_path: Path) -> None:
+    request = WorkloadRequest("a", prompt="a", params=SamplingParams(max_tokens=None))
+    write_workload(Workload((request,)), tmp_path / "w.jsonl")
+    (again,) = read_workload(tmp_path / "w.jsonl").requests
+    assert again.params.max_tokens == 2**31 - 1
+
+
+def test_separators_of_unicode_inside_a_text_do_not_split_a_line(tmp_path: Path) -> None:
+    workload = Workload((WorkloadRequest("a", prompt="one\u2028two\x0bthree\x85"),))
+    write_workload(workload, tmp_path / "w.jsonl")
+    assert read_workload(tmp_path / "w.jsonl") == workload
 
 
 def test_an_unknown_engine_option_in_the_config_is_refused() -> None:
@@ -97,6 +129,9 @@ def test_an_empty_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
         parse_workload(["", " "])
     with pytest.raises(ValueError, match="cannot be read"):
         read_workload(tmp_path / "missing.jsonl")
+    (tmp_path / "bad.jsonl").write_text("nonsense\n")
+    with pytest.raises(ValueError, match=r"bad\.jsonl: line 1: it is not valid JSON\.$"):
+        read_workload(tmp_path / "bad.jsonl")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot be read"):
         read_workload(tmp_path / "binary")
@@ -129,12 +164,28 @@ def test_requests_arrive_and_are_aborted_at_their_steps(tier: Tier) -> None:
     }
 
 
-def test_idle_steps_before_an_arrival_are_waited_out(tier: Tier) -> None:
-    workload = Workload((WorkloadRequest("a", prompt_token_ids=(5, 6), arrival_step=7),))
+def test_steps_in_which_the_engine_is_idle_are_passed_over(tier: Tier) -> None:
+    workload = Workload((WorkloadRequest("a", prompt_token_ids=(5, 6), arrival_step=10**12),))
+    engine, runner = make_engine(tier)
     seen = []
-    finished = run_workload(make_engine(tier)[0], workload, on_output=seen.append)
+    finished = run_workload(engine, workload, on_output=seen.append)
     assert len(finished["a"].outputs[0].token_ids) == 16
-    assert len(seen) == 16
+    assert len(seen) == len(runner.schedules) == 16
+
+
+def test_a_request_that_is_refused_on_arrival_is_named(tier: Tier) -> None:
+    workload = Workload((WorkloadRequest("much", prompt_token_ids=tuple(range(2, 1402))),))
+    with pytest.raises(
+        ValueError, match=r"Request 'much': The prompt has 1400 tokens, but max_model_len is 1000"
+    ):
+        run_workload(make_engine(tier)[0], workload)
+
+
+def test_a_chat_keeps_the_text_that_the_template_made_of_it(tier: Tier) -> None:
+    workload = Workload((WorkloadRequest("a", messages=({"role": "user", "content": "Hi"},)),))
+    output = run_workload(make_engine(tier)[0], workload)["a"]
+    assert output.prompt == "<bos>user\nHi<eos>\n<bos>assistant\n"
+    assert output.prompt_token_ids[0] == 0
 
 
 def test_a_salt_in_the_workload_reaches_the_cache(tier: Tier) -> None:

@@ -1,0 +1,216 @@
+"""What `twinfer` understands: its commands, their options, and the text of `--help`.
+
+Engine and sampling options have no defaults here. An option that was not given is absent from the result, so that what
+was said on the command line can be told from what was not, and wins over a workload file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
+
+ENGINE = tuple(field.name for field in fields(EngineArgs))
+SAMPLING = (
+    "temperature", "top_p", "top_k", "sampling_seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
+)  # fmt: skip
+
+_ENVIRONMENT = """\
+environment:
+  TWINFER_HOME           cache folder of fetched and converted models
+  TWINFER_LOGGING_LEVEL  DEBUG, INFO (default), WARNING or ERROR"""
+
+_WORKLOAD_FILE = """\
+workload file, JSON lines:
+  {"config": {"num_blocks": 24}}                       optional first line: engine options
+  {"id": "a", "prompt": "Once", "arrival_step": 0, "abort_step": null, "priority": 0,
+   "cache_salt": null, "sampling_params": {"temperature": 0, "max_tokens": 32}}
+  A request, on one line, needs "prompt", "prompt_token_ids" or "messages"; the rest is optional.
+  An option on the command line wins over the file."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: `options` names the groups of options it takes, in the order of `--help`."""
+
+    name: str
+    summary: str
+    run: Callable[[argparse.Namespace], int]
+    options: Sequence[str]
+    examples: str
+    positional: str = ""  # in the usage line
+    max_tokens: int = 0  # default of --max-tokens
+
+
+def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Those of the named options that were on the command line."""
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def make_parser(commands: Sequence[Command], tier: str | None) -> argparse.ArgumentParser:
+    """The parser of the whole program; it raises ValueError on a mistake. `tier` is the default of `--tier`."""
+    parser = _Parser(
+        prog="twinfer",
+        description="One LLM serving engine, written twice: `reference` to be read, `fast` to be quick.",
+        epilog="\n".join(["examples:", *(command.examples for command in commands), "", _ENVIRONMENT]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"twinfer {_version()}")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in commands:
+        parts = [f"examples:\n{command.examples}"]
+        if "prompts" in command.options or "workload" in command.options:
+            parts.append(_WORKLOAD_FILE)
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            usage=" ".join(f"twinfer {command.name} [options] {command.positional}".split()),
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            epilog="\n\n".join([*parts, _ENVIRONMENT]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        subparser.set_defaults(run=command.run, threads=None)
+        for group in command.options:
+            _GROUPS[group](subparser, command, tier)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see `{self.prog} --help`.")
+
+
+def _version() -> str:
+    try:
+        return version("twinfer")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _add(
+    group: argparse._ActionsContainer, flag: str, text: str, default: Any = None, **details: Any
+) -> None:
+    """An option that is absent unless given; its default, which somebody else fills in, is only shown."""
+    shown = "" if default is None else f" (default: {default})"
+    group.add_argument(flag, default=argparse.SUPPRESS, help=f"{text}{shown}", **details)
+
+
+def _add_tier(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    default = tier or "fast if it can run here, else reference"
+    parser.add_argument(
+        "--tier", default=tier, metavar="NAME", help=f"reference or fast (default: {default})"
+    )
+
+
+def _add_prompts(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    group = parser.add_argument_group("prompts", "Without any, standard input is read, one prompt a line.")
+    # One list for both, so that the order of the command line is kept.
+    group.add_argument("prompts", nargs="*", action="extend", default=[], metavar="PROMPT", help="a prompt")
+    group.add_argument(
+        "--prompt", action="append", dest="prompts", metavar="TEXT", help="a prompt; repeatable"
+    )
+    group.add_argument("--input", type=Path, metavar="FILE.jsonl", help="requests from a workload file")
+    group.add_argument("--chat", action="store_true", help="wrap each prompt into the model's chat template")
+    group.add_argument("--json", action="store_true", help="print one JSON object a line")
+
+
+def _add_system(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="system message (default: the model's own)")
+
+
+def _add_workload(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument("workload", type=Path, metavar="WORKLOAD.jsonl", help="the workload file")
+
+
+def _add_recording(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument("recording", type=Path, metavar="FILE.jsonl.gz", help="the recording")
+
+
+def _add_model(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL",
+        help=f"a model folder or GGUF file to prepare instead (default: {DEFAULT_MODEL})",
+    )  # fmt: skip
+
+
+def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    defaults = SamplingParams()
+    group = parser.add_argument_group("sampling")
+    _add(
+        group, "--temperature", "0 always takes the best token", defaults.temperature, type=float, metavar="T"
+    )
+    _add(
+        group, "--top-p", "keep the smallest set of this probability", defaults.top_p, type=float, metavar="P"
+    )
+    _add(group, "--top-k", "keep the K best tokens; 0 keeps all", defaults.top_k, type=int, metavar="K")
+    _add(group, "--sampling-seed", "seed of every prompt's draws", "from --seed", type=int, metavar="N")
+    _add(group, "--max-tokens", "tokens to generate at most", command.max_tokens, type=int, metavar="N")
+    _add(group, "--stop", "end before this text; repeatable", action="append", metavar="TEXT")
+    _add(
+        group, "--stop-token-ids", "end with any of these tokens",
+        action="extend", nargs="+", type=int, metavar="ID",
+    )  # fmt: skip
+    _add(group, "--ignore-eos", "go on past end-of-sequence tokens", action="store_true")
+
+
+def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    group = parser.add_argument_group("engine", "Names and meanings are vLLM's.")
+    defaults = EngineArgs()
+
+    def add(name: str, text: str, default: Any = None, **details: Any) -> None:
+        _add(group, f"--{name}", text, getattr(defaults, name.replace("-", "_")) or default, **details)
+
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    add("model", "embedded model, model folder or GGUF file", metavar="MODEL")
+    add("block-size", "tokens a KV cache block holds", **number)
+    add("max-num-seqs", "requests that run at once", **number)
+    add("max-num-batched-tokens", "tokens one step computes at most", **number)
+    add("enable-prefix-caching", "reuse the KV blocks of equal prefixes", **switch)
+    add("enable-chunked-prefill", "compute a long prompt over several steps", **switch)
+    add("long-prefill-token-threshold", "tokens of one request in a step", "no limit", **number)
+    add("scheduling-policy", "who runs first", choices=("fcfs", "priority"))
+    add("num-blocks", "blocks of the pool, the null block included", "from memory", **number)
+    add(
+        "kv-cache-memory", "size of the pool: bytes, or 512MiB, 1GiB", "512MiB, less for a small model",
+        type=parse_memory, metavar="SIZE",
+    )  # fmt: skip
+    add("max-model-len", "longest sequence in tokens", "the model's limit", **number)
+    add("seed", "gives seeds to requests that have none", "0", **number)
+    add("device", "auto or cpu", metavar="NAME")
+    group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
+
+
+def parse_memory(text: str) -> int:
+    """Bytes from `1048576`, `512MiB`, `1.5GiB` or `2GB`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(|[kmg]i?b?)", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, 512MiB or 1GiB")
+    number, unit = match.groups()
+    base = 1000 if unit.endswith("b") and "i" not in unit else 1024
+    return int(float(number) * base ** ("kmg".index(unit[0]) + 1 if unit else 0))
+
+
+_GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None]] = {
+    "tier": _add_tier,
+    "prompts": _add_prompts,
+    "system": _add_system,
+    "workload": _add_workload,
+    "recording": _add_recording,
+    "model": _add_model,
+    "sampling": _add_sampling,
+    "engine": _add_engine,
+}
