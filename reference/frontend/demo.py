@@ -120,7 +120,8 @@ def print_comparison(console: Console, runs: tuple[TierRun, TierRun]) -> bool:
         counts = (len(run.traces), run.num_preemptions, run.num_tokens)
         table.add_row(run.name, *map(str, counts), f"{run.num_tokens / run.seconds:.1f}")
     console.print(table)
-    equal = runs[0].decisions() == runs[1].decisions()
+    same_tokens = all(_token_ids(runs[0], name) == _token_ids(runs[1], name) for name in runs[0].outputs)
+    equal = same_tokens and runs[0].decisions() == runs[1].decisions()
     if equal:
         verdict = "All tokens are equal, and so are all block tables and schedules, step for step."
     else:
@@ -130,8 +131,8 @@ def print_comparison(console: Console, runs: tuple[TierRun, TierRun]) -> bool:
 
 
 def _prompt_panel(request_id: str, question: str, runs: tuple[TierRun, TierRun]) -> Panel:
-    first, second = (run.outputs[request_id] for run in runs)
-    token_ids, other_token_ids = first.outputs[0].token_ids, second.outputs[0].token_ids
+    first = runs[0].outputs[request_id]
+    token_ids, other_token_ids = (_token_ids(run, request_id) for run in runs)
     tables = [run.block_table(request_id) for run in runs]
     num_shared = first.num_cached_tokens // OPTIONS["block_size"]
     rows = Table.grid(padding=(0, 2))
@@ -149,6 +150,10 @@ def _prompt_panel(request_id: str, question: str, runs: tuple[TierRun, TierRun])
     )
     answer = Text(f"{first.outputs[0].text.strip()}\n", style="bold")
     return Panel(Group(answer, rows), title=Text(question), title_align="left", box=box.ROUNDED)
+
+
+def _token_ids(run: TierRun, request_id: str) -> list[int]:
+    return run.outputs[request_id].outputs[0].token_ids
 
 
 def _ids(values: list[int] | tuple[int, ...], num_highlighted: int = 0) -> Text:
