@@ -36,6 +36,9 @@ workload file, JSON lines:
   An option on the command line wins over the file."""
 
 
+_DEFAULT_SAMPLING = SamplingParams()
+
+
 @dataclass(frozen=True)
 class Command:
     """One subcommand: `options` names the groups of options it takes, in the order of `--help`."""
@@ -46,7 +49,7 @@ class Command:
     options: Sequence[str]
     examples: str
     positional: str = ""  # in the usage line
-    max_tokens: int = 0  # default of --max-tokens
+    sampling: SamplingParams = _DEFAULT_SAMPLING  # defaults of its sampling options
 
 
 def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _add_model(parser: argparse.ArgumentParser, command: Command, tier: str | No
 
 
 def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
-    defaults = SamplingParams()
+    defaults = command.sampling
     group = parser.add_argument_group("sampling")
     _add(
         group, "--temperature", "0 always takes the best token", defaults.temperature, type=float, metavar="T"
@@ -153,7 +156,7 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
     )
     _add(group, "--top-k", "keep the K best tokens; 0 keeps all", defaults.top_k, type=int, metavar="K")
     _add(group, "--sampling-seed", "seed of every prompt's draws", "from --seed", type=int, metavar="N")
-    _add(group, "--max-tokens", "tokens to generate at most", command.max_tokens, type=int, metavar="N")
+    _add(group, "--max-tokens", "tokens to generate at most", defaults.max_tokens, type=int, metavar="N")
     _add(group, "--stop", "end before this text; repeatable", action="append", metavar="TEXT")
     _add(
         group, "--stop-token-ids", "end with any of these tokens",
