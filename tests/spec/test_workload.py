@@ -166,11 +166,21 @@ def test_requests_arrive_and_are_aborted_at_their_steps(tier: Tier) -> None:
 
 def test_steps_in_which_the_engine_is_idle_are_passed_over(tier: Tier) -> None:
     workload = Workload((WorkloadRequest("a", prompt_token_ids=(5, 6), arrival_step=10**12),))
-    engine, runner = make_engine(tier)
+    run = WorkloadRun(make_engine(tier)[0], workload)
+    for _ in range(16):  # one token a step
+        assert not run.is_done
+        run.step()
+    assert run.is_done
+    assert len(run.finished["a"].outputs[0].token_ids) == 16
+    assert run.step_number == 10**12 + 16
+
+
+def test_every_output_of_a_run_can_be_seen_as_it_comes(tier: Tier) -> None:
+    workload = Workload((WorkloadRequest("a", prompt_token_ids=(5, 6)),))
     seen = []
-    finished = run_workload(engine, workload, on_output=seen.append)
-    assert len(finished["a"].outputs[0].token_ids) == 16
-    assert len(seen) == len(runner.schedules) == 16
+    finished = run_workload(make_engine(tier)[0], workload, on_output=seen.append)
+    assert [len(output.outputs[0].token_ids) for output in seen] == list(range(1, 17))
+    assert seen[-1] is finished["a"]
 
 
 def test_a_request_that_is_refused_on_arrival_is_named(tier: Tier) -> None:
