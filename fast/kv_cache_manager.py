@@ -16,6 +16,7 @@ from fast.block_pool import BlockPool
 from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
 from reference.contracts.config import CacheConfig, cdiv
 from reference.contracts.request import Request
+from reference.contracts.schedule import BlockCopy
 from reference.contracts.trace import CacheSnapshot
 
 
@@ -33,6 +34,7 @@ class KVCacheManager:
             str, int
         ] = {}  # table[num_hit:num_cached] was registered by the request itself
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
+        self.block_copies: dict[str, BlockCopy] = {}
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -53,14 +55,27 @@ class KVCacheManager:
         table = self.block_tables.get(request_id)
         num_computed_tokens = request.num_computed_tokens + len(computed_blocks) * self.block_size
         num_tokens = num_computed_tokens + num_new_tokens
-        fills_no_block = num_computed_tokens // self.block_size == num_tokens // self.block_size
-        if table is not None and fills_no_block and num_tokens <= len(table) * self.block_size:
+        first_written = num_computed_tokens // self.block_size
+        is_shared = (
+            table is not None
+            and first_written < len(table)
+            and self.block_pool.ref_count[table[first_written]] > 1
+        )
+        fills_no_block = first_written == num_tokens // self.block_size
+        if (
+            table is not None
+            and fills_no_block
+            and num_tokens <= len(table) * self.block_size
+            and not is_shared
+        ):
             return []  # the tokens go into a block that they neither open nor fill
         num_known = (len(table) if table is not None else 0) + len(computed_blocks)
         num_fresh = max(cdiv(num_tokens, self.block_size) - num_known, 0)
         num_free = self.block_pool.num_free_blocks
-        if num_fresh > num_free:
+        if num_fresh + is_shared > num_free:
             return None
+        if table is not None and is_shared:
+            self._copy_on_write(request_id, table, first_written)
         if computed_blocks:
             ref_count = self.block_pool.ref_count
             if num_fresh + sum(ref_count[block] == 0 for block in computed_blocks) > num_free:
@@ -73,6 +88,12 @@ class KVCacheManager:
         table.extend(new_blocks)
         self._cache_full_blocks(request, table, min(num_tokens, request.num_tokens) // self.block_size)
         return new_blocks
+
+    def _copy_on_write(self, request_id: str, table: list[int], index: int) -> None:
+        (target,) = self.block_pool.get_new_blocks(1)
+        source, table[index] = table[index], target
+        self.block_pool.ref_count[source] -= 1  # others still hold it
+        self.block_copies[request_id] = BlockCopy(index, source, target)
 
     def _cache_full_blocks(self, request: Request, table: list[int], num_full_blocks: int) -> None:
         """Register table[: num_full_blocks] as far as it is not yet registered."""
@@ -94,18 +115,37 @@ class KVCacheManager:
             chain.append(hash_block(parent, tokens, extra_keys(index, request.cache_salt)))
         return chain
 
+    def fork(self, parent: Request, sibling: Request) -> None:
+        table = self.block_tables[parent.request_id]
+        self.block_pool.touch(table)
+        sibling_id, num_cached_blocks = sibling.request_id, self.num_cached_blocks.get(parent.request_id, 0)
+        self.block_tables[sibling_id] = table.copy()
+        self.num_cached_blocks[sibling_id] = self.num_hit_blocks[sibling_id] = num_cached_blocks
+        if self.enable_caching:
+            num_prompt_blocks = parent.num_prompt_tokens // self.block_size
+            self.block_hashes[sibling_id] = self._block_hashes(parent, num_prompt_blocks)[:num_prompt_blocks]
+
+    def get_block_copy(self, request_id: str) -> BlockCopy | None:
+        return self.block_copies.get(request_id)
+
     def free(self, request: Request) -> None:
         table = self.block_tables.pop(request.request_id, None)
         if table is not None:
             table.reverse()
             self.block_pool.free_blocks(table)
-        for per_request in (self.num_cached_blocks, self.num_hit_blocks, self.cached_before_step):
+        for per_request in (
+            self.num_cached_blocks,
+            self.num_hit_blocks,
+            self.cached_before_step,
+            self.block_copies,
+        ):
             per_request.pop(request.request_id, None)
         if request.is_finished:
             self.block_hashes.pop(request.request_id, None)
 
     def begin_step(self) -> None:
         self.cached_before_step.clear()
+        self.block_copies.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         request_id = request.request_id

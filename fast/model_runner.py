@@ -94,6 +94,7 @@ class _InputBatch:
         self.top_k = np.zeros(rows, dtype=np.int32)
         self.top_p = np.zeros(rows, dtype=np.float64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
+        self.num_sequences = np.zeros(rows, dtype=np.int64)  # n
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -101,6 +102,7 @@ class _InputBatch:
             self.top_k,
             self.top_p,
             self.seeds,
+            self.num_sequences,
         )
 
     def add(self, new: NewRequestData) -> None:
@@ -115,6 +117,7 @@ class _InputBatch:
         self.top_k[row] = new.sampling_params.top_k
         self.top_p[row] = new.sampling_params.top_p
         self.seeds[row] = new.seed & (2**64 - 1)
+        self.num_sequences[row] = new.sampling_params.n
 
     def remove(self, request_id: str) -> None:
         """Fill the hole from the last row. Unknown ids are ignored: a request may end before its first step."""
@@ -137,6 +140,9 @@ class _InputBatch:
         rows = np.array([self.row_of[delta.request_id] for delta in running], dtype=np.int64)  # [S]
         self.num_computed_tokens[rows] = [delta.num_computed_tokens for delta in running]
         self.token_ids.append(rows, [delta.new_token_ids for delta in running])
+        for row, delta in zip(rows, running, strict=True):
+            if delta.block_copy is not None:
+                self.block_tables.values[row, delta.block_copy.index] = delta.block_copy.target
         grown = [i for i, delta in enumerate(running) if delta.new_block_ids]
         if grown:  # a decode takes a new block in one step of B
             self.block_tables.append(rows[grown], [running[i].new_block_ids for i in grown])
@@ -205,13 +211,38 @@ class ModelRunner:
             return ModelRunnerOutput(sampled_token_ids={})
         step = self._prepare_inputs(schedule)
         with torch.inference_mode():
+            if schedule.block_copies:
+                self._copy_blocks(schedule)
             # hidden is [T, C]
             hidden = self.model.forward(step.input_ids, step.positions, self.kv_caches, step.attention)
             if not len(step.sampling_rows):
                 return ModelRunnerOutput(sampled_token_ids={}, logits={} if self.keep_logits else None)
             logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
-            token_ids = self.sampler(logits, self._sampling_metadata(step.sampling_rows))  # R
-        return self._make_output(step.sampling_rows, token_ids, logits)
+            draws, indices = self._draws(step.sampling_rows)
+            drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
+            metadata = self._sampling_metadata(step.sampling_rows[draws], indices)
+            token_ids = self.sampler(drawn, metadata)  # one a draw
+        return self._make_output(step.sampling_rows, draws, indices, token_ids, logits)
+
+    def _draws(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row of logits and index of the sequence of each token to draw: two int64 [number of draws].
+
+        One a request; but when a prompt with n > 1 is complete, its one row of logits gives all n sequences their
+        first token.
+        """
+        batch = self._batch
+        is_first = batch.token_ids.lengths[rows] == batch.num_prompt_tokens[rows]  # [R]
+        counts = np.where(is_first, batch.num_sequences[rows], 1)  # [R]
+        return np.repeat(np.arange(len(rows)), counts), _ragged_arange(np.zeros_like(counts), counts)
+
+    def _copy_blocks(self, schedule: SchedulerOutput) -> None:
+        """Copy-on-write in every layer, before anything is written. No copy reads what another one of the step wrote:
+        a shared block was filled in an earlier step."""
+        sources = torch.tensor([copy.source for copy in schedule.block_copies])  # [copies]
+        targets = torch.tensor([copy.target for copy in schedule.block_copies])  # [copies]
+        for caches in self.kv_caches:
+            for cache in caches:
+                cache.index_copy_(0, targets, cache.index_select(0, sources))  # [copies, B, Hkv, D]
 
     def _update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted, or an id that is used again, comes back as new."""
@@ -256,23 +287,42 @@ class ModelRunner:
             logits_rows=torch.from_numpy(query_start_loc[1:][caught_up] - 1),
         )
 
-    def _sampling_metadata(self, rows: np.ndarray) -> SamplingMetadata:
+    def _sampling_metadata(self, rows: np.ndarray, indices: np.ndarray) -> SamplingMetadata:
         batch = self._batch
         output_positions = batch.token_ids.lengths[rows] - batch.num_prompt_tokens[rows]  # [R]
+        seeds = batch.seeds[rows] + indices.astype(np.uint64)  # wraps at 2**64, as child_seed does
         return SamplingMetadata(
             temperature=torch.from_numpy(batch.temperature[rows]),
             top_k=torch.from_numpy(batch.top_k[rows]),
             top_p=torch.from_numpy(batch.top_p[rows]),
-            seeds=torch.from_numpy(batch.seeds[rows].view(np.int64)),
+            seeds=torch.from_numpy(seeds.view(np.int64)),
             output_positions=torch.from_numpy(output_positions),
         )
 
-    def _make_output(self, rows: np.ndarray, token_ids: list[int], logits: torch.Tensor) -> ModelRunnerOutput:
+    def _make_output(
+        self,
+        rows: np.ndarray,
+        draws: np.ndarray,
+        indices: np.ndarray,
+        token_ids: list[int],
+        logits: torch.Tensor,
+    ) -> ModelRunnerOutput:
         request_ids = [self._batch.req_ids[row] for row in rows.tolist()]
-        sampled = {r: [token_id] for r, token_id in zip(request_ids, token_ids, strict=True) if token_id >= 0}
-        errors = {r: NAN_LOGITS for r in request_ids if r not in sampled}
+        sampled: dict[str, list[int]] = {}
+        siblings: dict[str, list[int]] = {}
+        errors: dict[str, str] = {}
+        for draw, index, token_id in zip(draws.tolist(), indices.tolist(), token_ids, strict=True):
+            request_id = request_ids[draw]
+            if token_id < 0:
+                errors[request_id] = NAN_LOGITS
+            elif index == 0:
+                sampled[request_id] = [token_id]
+            else:
+                siblings.setdefault(request_id, []).append(token_id)
         kept = None
         if self.keep_logits:
             values = logits.numpy()  # [R, V]
             kept = {r: values[i] for i, r in enumerate(request_ids) if r in sampled}
-        return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors, logits=kept)
+        return ModelRunnerOutput(
+            sampled_token_ids=sampled, errors=errors, sibling_token_ids=siblings, logits=kept
+        )

@@ -15,11 +15,11 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.protocols import KVCacheManager
-from reference.contracts.request import Request, RequestStatus, append_and_check_stop
+from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
     EngineCoreOutput,
     ModelRunnerOutput,
@@ -42,7 +42,7 @@ class _FcfsQueue:
     def add(self, request: Request) -> None:
         self._queue.append(request)
 
-    def add_preempted(self, request: Request) -> None:
+    def add_first(self, request: Request) -> None:
         self._queue.appendleft(request)
 
     def peek(self) -> Request:
@@ -70,7 +70,7 @@ class _PriorityQueue:
     def add(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.sort_key, request))
 
-    add_preempted = add
+    add_first = add
 
     def peek(self) -> Request:
         return self._heap[0][1]
@@ -94,7 +94,6 @@ class _Plan:
     chunk_limit: int
     num_tokens: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
-    admitted: set[str] = field(default_factory=set)
     preempted: list[str] = field(default_factory=list)
 
 
@@ -186,7 +185,6 @@ class Scheduler:
             request.num_computed_tokens = num_cached_tokens
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = num_cached_tokens
-            plan.admitted.add(request.request_id)
             plan.num_tokens[request.request_id] = num_new_tokens
             plan.token_budget -= num_new_tokens
 
@@ -201,17 +199,20 @@ class Scheduler:
         plan.preempted.append(victim.request_id)
         self.kv_cache_manager.withdraw(victim)
         self.kv_cache_manager.free(victim)
+        self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self.waiting.add_preempted(victim)
+        self.waiting.add_first(victim)
 
     def _commit(self, plan: _Plan) -> SchedulerOutput:
         new, running = [], []
+        get_block_copy = self.kv_cache_manager.get_block_copy
         for request_id, num_tokens in plan.num_tokens.items():
             request = self.requests[request_id]
-            if request_id in plan.admitted:
-                new.append(self._new_request_data(request))
+            if request_id not in self.num_tokens_sent:
+                block_ids = self.kv_cache_manager.get_block_ids(request_id)
+                new.append(NewRequestData.from_request(request, block_ids))
             else:
                 running.append(
                     RunningRequestData(
@@ -219,6 +220,7 @@ class Scheduler:
                         tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
                         tuple(plan.new_blocks[request_id]),
                         request.num_computed_tokens,
+                        get_block_copy(request_id),
                     )
                 )
             self.num_tokens_sent[request_id] = request.num_tokens
@@ -226,65 +228,95 @@ class Scheduler:
         finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
         step, self.step = self.step, self.step + 1
         return SchedulerOutput(
-            step, tuple(new), tuple(running), plan.num_tokens, tuple(plan.preempted), finished_req_ids
-        )
-
-    def _new_request_data(self, request: Request) -> NewRequestData:
-        return NewRequestData(
-            request_id=request.request_id,
-            token_ids=tuple(request.all_token_ids),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            block_ids=self.kv_cache_manager.get_block_ids(request.request_id),
-            sampling_params=request.sampling_params,
-            seed=request.seed,
+            step=step,
+            scheduled_new_reqs=tuple(new),
+            scheduled_running_reqs=tuple(running),
+            num_scheduled_tokens=plan.num_tokens,
+            preempted_req_ids=tuple(plan.preempted),
+            finished_req_ids=finished_req_ids,
+            block_copies=tuple(filter(None, map(get_block_copy, plan.num_tokens))),
         )
 
     def update_from_output(
         self, schedule: SchedulerOutput, output: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
-        outputs = []
-        finished = []
+        outputs: list[EngineCoreOutput] = []
+        finished: list[Request] = []
+        siblings: list[tuple[Request, int]] = []
         for request_id in schedule.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None:
                 continue
             error = output.errors.get(request_id)
             if error is not None:
-                request.status = RequestStatus.FINISHED_ERROR
                 self.kv_cache_manager.withdraw(request, whole=True)
-                new_token_ids = []
-            else:
-                new_token_ids = self._append_tokens(request, output.sampled_token_ids.get(request_id, ()))
-            if request.is_finished:
+                outputs += self._end_with_error(request, error)
                 finished.append(request)
-            if new_token_ids or request.is_finished:
-                outputs.append(self._output(request, new_token_ids, error))
+                continue
+            if request_id in output.sibling_token_ids:
+                siblings += self._fork(request, output.sibling_token_ids[request_id])
+            token_ids = output.sampled_token_ids.get(request_id)
+            if token_ids:
+                outputs.append(self._append_tokens(request, token_ids))
+                if request.is_finished:
+                    finished.append(request)
+        for sibling, token_id in siblings:
+            outputs.append(self._append_tokens(sibling, (token_id,)))
+            if sibling.is_finished:
+                finished.append(sibling)
         self._finish(finished)
+        if siblings:
+            self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
         return outputs
 
-    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> list[int]:
+    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> EngineCoreOutput:
         """Take in sampled tokens up to the one that ends the request."""
         taken = []
         for token_id in token_ids:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 break
-        return taken
+        return self._output(request, taken, None)
+
+    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
+        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
+        siblings = []
+        for index, token_id in enumerate(first_tokens, start=1):
+            sibling = parent.fork(index)
+            self.requests[sibling.request_id] = sibling
+            self.kv_cache_manager.fork(parent, sibling)
+            siblings.append((sibling, token_id))
+        return siblings
+
+    def _place(self, siblings: list[Request]) -> None:
+        """Siblings run if there are slots; the others keep their token and wait, ahead of later arrivals."""
+        num_slots = self.config.max_num_seqs - len(self.running)
+        for sibling in siblings[:num_slots]:
+            sibling.status = RequestStatus.RUNNING
+            self.running.append(sibling)
+        for sibling in reversed(siblings[num_slots:]):
+            self.kv_cache_manager.free(sibling)
+            sibling.num_computed_tokens = 0
+            self.waiting.add_first(sibling)
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
-        failed = [
-            self.requests[request_id]
-            for request_id in schedule.num_scheduled_tokens
-            if request_id in self.requests
-        ]
+        outputs: list[EngineCoreOutput] = []
+        failed = [self.requests[r] for r in schedule.num_scheduled_tokens if r in self.requests]
         for request in failed:
             self.kv_cache_manager.withdraw(request)
-            request.status = RequestStatus.FINISHED_ERROR
+            outputs += self._end_with_error(request, reason)
         self._finish(failed)
         # The runner may have failed before it forgot these; hearing of them twice does no harm.
         self.finished_req_ids += [*schedule.finished_req_ids, *schedule.preempted_req_ids]
-        return [self._output(request, (), reason) for request in failed]
+        return outputs
+
+    def _end_with_error(self, request: Request, reason: str) -> list[EngineCoreOutput]:
+        """End a request, and in name those of its siblings that will now never be born."""
+        num_sequences = request.sampling_params.n if request.has_unborn_siblings else 1
+        request.status = RequestStatus.FINISHED_ERROR
+        output = self._output(request, (), reason)
+        ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
+        return [replace(output, request_id=request_id) for request_id in ids]
 
     def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
         return EngineCoreOutput(

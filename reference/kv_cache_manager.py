@@ -1,7 +1,8 @@
 """Block tables: the page tables of the KV cache.
 
-Token position p of a request lives in physical block `table[p // block_size]`, at offset `p % block_size`. A table only
-ever grows at its end until the request is freed:
+Token position p of a request lives in physical block `table[p // block_size]`, at offset `p % block_size`. Until the
+request is freed its table grows at its end, and one entry may be replaced: that of a partly filled block which siblings
+share, when the first of them writes to it (copy-on-write).
 
     table   [ hit ......... | registered ...... | written, not full yet | reserved ]
               from the cache  findable by others  tail of the sequence    this step writes here
@@ -18,6 +19,7 @@ from reference.block_pool import BlockPool
 from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
 from reference.contracts.config import CacheConfig, cdiv
 from reference.contracts.request import Request
+from reference.contracts.schedule import BlockCopy
 from reference.contracts.trace import CacheSnapshot
 
 
@@ -34,6 +36,7 @@ class KVCacheManager:
             str, list[int]
         ] = {}  # blocks this request put into the cache since its admission
         self.registered_in_step: dict[str, list[int]] = {}
+        self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -55,11 +58,14 @@ class KVCacheManager:
         num_hit_tokens = len(computed_blocks) * self.block_size
         num_tokens = request.num_computed_tokens + num_hit_tokens + num_new_tokens
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
+        shared = self._shared_block_to_write(request, table)
         # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
         num_unheld_hits = sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
-        if num_fresh + num_unheld_hits > self.block_pool.get_num_free_blocks():
+        if num_fresh + num_unheld_hits + (shared is not None) > self.block_pool.get_num_free_blocks():
             return None
 
+        if shared is not None:
+            self._copy_on_write(request, table, shared)
         self.block_pool.touch(computed_blocks)  # first, so that no hit is evicted for a fresh block
         new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
         self.block_tables.setdefault(request.request_id, []).extend(new_blocks)
@@ -67,6 +73,19 @@ class KVCacheManager:
             self.num_cached_blocks[request.request_id] = len(computed_blocks)
         self._cache_full_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
+
+    def _shared_block_to_write(self, request: Request, table: Sequence[int]) -> int | None:
+        """Index of the partly filled block that the next token goes into, if somebody else holds it as well."""
+        index = request.num_computed_tokens // self.block_size
+        is_shared = index < len(table) and self.block_pool.ref_count[table[index]] > 1
+        return index if is_shared else None
+
+    def _copy_on_write(self, request: Request, table: list[int], index: int) -> None:
+        """Give the request a block of its own in place of a shared one; the runner copies the content."""
+        (target,) = self.block_pool.get_new_blocks(1)
+        source, table[index] = table[index], target
+        self.block_pool.free_blocks([source])  # one holder less; others still hold it
+        self.block_copies[request.request_id] = BlockCopy(index, source, target)
 
     def _cache_full_blocks(self, request: Request, num_tokens: int) -> None:
         """Register the blocks that are full once this step has computed tokens [0, num_tokens).
@@ -96,8 +115,18 @@ class KVCacheManager:
             hashes.append(parent)
         return hashes
 
+    def fork(self, parent: Request, sibling: Request) -> None:
+        table = self.block_tables[parent.request_id]
+        self.block_pool.touch(table)
+        self.block_tables[sibling.request_id] = list(table)
+        self.num_cached_blocks[sibling.request_id] = self.num_cached_blocks.get(parent.request_id, 0)
+
+    def get_block_copy(self, request_id: str) -> BlockCopy | None:
+        return self.block_copies.get(request_id)
+
     def free(self, request: Request) -> None:
         table = self.block_tables.pop(request.request_id, [])
+        self.block_copies.pop(request.request_id, None)  # a victim of this step needs no copy any more
         self.block_pool.free_blocks(table[::-1])
         self.num_cached_blocks.pop(request.request_id, None)
         self.registered.pop(request.request_id, None)
@@ -105,6 +134,7 @@ class KVCacheManager:
 
     def begin_step(self) -> None:
         self.registered_in_step.clear()
+        self.block_copies.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())

@@ -18,6 +18,7 @@ import numpy as np
 from reference.attention import AttentionMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint
+from reference.contracts.request import child_seed
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.models import get_model_class
@@ -84,12 +85,35 @@ class ModelRunner:
         self._update_states(schedule)
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
+        self._copy_blocks(schedule)
         batch = self._prepare_inputs(schedule)
         # hidden is [T, C]
         hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention)
         logits = self.model.compute_logits(hidden[batch.logits_rows])  # [R, V]
-        token_ids = self.sampler(logits, self._sampling_metadata(batch.sampling_req_ids))  # R
-        return self._make_output(batch.sampling_req_ids, token_ids, logits)
+        draws = self._draws(batch.sampling_req_ids)
+        rows = [row for row, _ in draws]
+        token_ids = self.sampler(logits[rows], self._sampling_metadata(batch.sampling_req_ids, draws))
+        return self._make_output(batch.sampling_req_ids, draws, token_ids, logits)
+
+    def _draws(self, request_ids: list[str]) -> list[tuple[int, int]]:
+        """(row of logits, index of the sequence) of each token to draw.
+
+        One a request; but when a prompt with n > 1 is complete, its one row of logits gives all n sequences their first
+        token.
+        """
+        draws = []
+        for row, request_id in enumerate(request_ids):
+            state = self._states[request_id]
+            num_sequences = state.sampling_params.n if state.num_output_tokens == 0 else 1
+            draws += [(row, index) for index in range(num_sequences)]
+        return draws
+
+    def _copy_blocks(self, schedule: SchedulerOutput) -> None:
+        """Copy-on-write: one after the other, in every layer, before anything is written."""
+        for copy in schedule.block_copies:
+            for k_cache, v_cache in self.kv_caches:
+                k_cache[copy.target] = k_cache[copy.source]  # [B, Hkv, D]
+                v_cache[copy.target] = v_cache[copy.source]  # [B, Hkv, D]
 
     def _update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted earlier, or an id that is used again, comes back as new."""
@@ -107,6 +131,8 @@ class ModelRunner:
         for running in schedule.scheduled_running_reqs:
             state = self._states[running.request_id]
             state.token_ids.extend(running.new_token_ids)
+            if running.block_copy is not None:
+                state.block_ids[running.block_copy.index] = running.block_copy.target
             state.block_ids.extend(running.new_block_ids)
             state.num_computed_tokens = running.num_computed_tokens
 
@@ -156,21 +182,31 @@ class ModelRunner:
             padded[s, : len(table)] = table
         return padded
 
-    def _sampling_metadata(self, request_ids: list[str]) -> SamplingMetadata:
-        states = [self._states[request_id] for request_id in request_ids]
+    def _sampling_metadata(self, request_ids: list[str], draws: list[tuple[int, int]]) -> SamplingMetadata:
+        states = [self._states[request_ids[row]] for row, _ in draws]
         params = [state.sampling_params for state in states]
+        seeds = [child_seed(state.seed, index) for state, (_, index) in zip(states, draws, strict=True)]
         return SamplingMetadata(
             temperature=np.array([p.temperature for p in params], dtype=np.float64),
             top_k=np.array([p.top_k for p in params], dtype=np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
-            seeds=np.array([state.seed & (2**64 - 1) for state in states], dtype=np.uint64),
+            seeds=np.array(seeds, dtype=np.uint64),
             output_positions=np.array([state.num_output_tokens for state in states], dtype=np.int64),
         )
 
     def _make_output(
-        self, request_ids: list[str], token_ids: list[int], logits: np.ndarray
+        self, request_ids: list[str], draws: list[tuple[int, int]], token_ids: list[int], logits: np.ndarray
     ) -> ModelRunnerOutput:
-        sampled = {r: [token_id] for r, token_id in zip(request_ids, token_ids, strict=True) if token_id >= 0}
-        errors = {r: NAN_LOGITS for r in request_ids if r not in sampled}
+        sampled: dict[str, list[int]] = {}
+        siblings: dict[str, list[int]] = {}
+        errors: dict[str, str] = {}
+        for (row, index), token_id in zip(draws, token_ids, strict=True):
+            request_id = request_ids[row]
+            if token_id < 0:
+                errors[request_id] = NAN_LOGITS
+            elif index == 0:
+                sampled[request_id] = [token_id]
+            else:
+                siblings.setdefault(request_id, []).append(token_id)
         rows = {r: logits[i] for i, r in enumerate(request_ids) if r in sampled} if self.keep_logits else None
-        return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors, logits=rows)
+        return ModelRunnerOutput(sampled, errors, siblings, rows)

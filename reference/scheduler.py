@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.protocols import KVCacheManager
-from reference.contracts.request import Request, RequestStatus, append_and_check_stop
+from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
     EngineCoreOutput,
     ModelRunnerOutput,
@@ -28,36 +28,7 @@ from reference.contracts.schedule import (
     SchedulerOutput,
 )
 from reference.contracts.trace import SchedulerSnapshot
-
-
-@dataclass
-class _Plan:
-    """The step being planned; a victim of preemption can still be taken out of it."""
-
-    token_budget: int
-    chunk_limit: int  # tokens one request may get, 0 = no limit
-    requests: list[Request] = field(default_factory=list)  # in scheduling order
-    num_tokens: dict[str, int] = field(default_factory=dict)
-    new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    admitted: dict[str, int] = field(default_factory=dict)  # id -> tokens found in the prefix cache
-    preempted: list[Request] = field(default_factory=list)
-
-    def add(self, request: Request, num_tokens: int, new_blocks: Iterable[int]) -> None:
-        self.requests.append(request)
-        self.num_tokens[request.request_id] = num_tokens
-        self.new_blocks[request.request_id] = tuple(new_blocks)
-        self.token_budget -= num_tokens
-
-    def take_back(self, victim: Request) -> None:
-        """A victim that was already scheduled in this step gives its share of the budget back."""
-        if victim in self.requests:
-            self.requests.remove(victim)
-            self.token_budget += self.num_tokens.pop(victim.request_id)
-            del self.new_blocks[victim.request_id]
-        self.preempted.append(victim)
-
-    def clamp_chunk(self, num_tokens: int) -> int:
-        return min(num_tokens, self.chunk_limit) if self.chunk_limit else num_tokens
+from reference.plan import Plan
 
 
 class Scheduler:
@@ -99,7 +70,7 @@ class Scheduler:
         self.kv_cache_manager.begin_step()
         # A lone request gains nothing from short chunks: nobody waits behind it.
         has_company = len(self.running) + len(self.waiting) >= 2
-        plan = _Plan(
+        plan = Plan(
             token_budget=self.config.max_num_batched_tokens,
             chunk_limit=self.config.long_prefill_token_threshold if has_company else 0,
         )
@@ -108,7 +79,7 @@ class Scheduler:
             self._schedule_waiting(plan)
         return self._commit(plan)
 
-    def _schedule_running(self, plan: _Plan) -> None:
+    def _schedule_running(self, plan: Plan) -> None:
         index = 0  # running[:index] have their tokens, running[index:] are still to be served
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
@@ -129,7 +100,7 @@ class Scheduler:
             plan.add(request, num_new_tokens, new_blocks)
             index += 1
 
-    def _schedule_waiting(self, plan: _Plan) -> None:
+    def _schedule_waiting(self, plan: Plan) -> None:
         while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
@@ -148,7 +119,6 @@ class Scheduler:
             request.num_computed_tokens = num_cached_tokens
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = num_cached_tokens
-            plan.admitted[request.request_id] = num_cached_tokens
             plan.add(request, num_new_tokens, new_blocks)
 
     def _choose_victim(self) -> Request:
@@ -156,25 +126,27 @@ class Scheduler:
             return max(self.running, key=lambda r: r.sort_key)
         return self.running[-1]
 
-    def _preempt(self, victim: Request, plan: _Plan) -> None:
+    def _preempt(self, victim: Request, plan: Plan) -> None:
         """Preemption by recompute: blocks are freed, outputs are kept, and everything is computed again later."""
         plan.take_back(victim)
         # Blocks it registered in this very step were never computed, so nobody may find them.
         self.kv_cache_manager.withdraw(victim)
         self.kv_cache_manager.free(victim)
         self.running.remove(victim)
+        self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self._enqueue(victim, front=True)
 
-    def _commit(self, plan: _Plan) -> SchedulerOutput:
+    def _commit(self, plan: Plan) -> SchedulerOutput:
         """Write the plan down for the runner, and count its tokens as computed: the next plan starts from there."""
         new, running = [], []
         for request in plan.requests:
             request_id = request.request_id
-            if request_id in plan.admitted:
-                new.append(self._new_request_data(request))
+            if request_id not in self.num_tokens_sent:  # admitted now, or a sibling in its first step
+                block_ids = self.kv_cache_manager.get_block_ids(request_id)
+                new.append(NewRequestData.from_request(request, block_ids))
             else:
                 running.append(
                     RunningRequestData(
@@ -182,6 +154,7 @@ class Scheduler:
                         new_token_ids=tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
                         new_block_ids=plan.new_blocks[request_id],
                         num_computed_tokens=request.num_computed_tokens,
+                        block_copy=self.kv_cache_manager.get_block_copy(request_id),
                     )
                 )
             self.num_tokens_sent[request_id] = request.num_tokens
@@ -191,6 +164,7 @@ class Scheduler:
             scheduled_new_reqs=tuple(new),
             scheduled_running_reqs=tuple(running),
             num_scheduled_tokens=plan.num_tokens,
+            block_copies=tuple(filter(None, map(self.kv_cache_manager.get_block_copy, plan.num_tokens))),
             preempted_req_ids=tuple(request.request_id for request in plan.preempted),
             finished_req_ids=tuple(self.finished_req_ids),
         )
@@ -198,52 +172,77 @@ class Scheduler:
         self.step += 1
         return output
 
-    def _new_request_data(self, request: Request) -> NewRequestData:
-        return NewRequestData(
-            request_id=request.request_id,
-            token_ids=tuple(request.all_token_ids),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            block_ids=self.kv_cache_manager.get_block_ids(request.request_id),
-            sampling_params=request.sampling_params,
-            seed=request.seed,
-        )
-
     def update_from_output(
         self, schedule: SchedulerOutput, output: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
-        outputs = []
+        outputs: list[EngineCoreOutput] = []
+        siblings: list[tuple[Request, int]] = []  # with their first tokens
         for request_id in schedule.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None:
                 continue  # aborted while the step ran: its tokens are not taken in
             error = output.errors.get(request_id)
-            num_before = request.num_tokens
             if error is not None:
-                request.status = RequestStatus.FINISHED_ERROR
                 self.kv_cache_manager.withdraw(request, whole=True)
-            for token_id in () if error else output.sampled_token_ids.get(request_id, ()):
-                if append_and_check_stop(request, token_id, self.max_total_tokens):
-                    break  # tokens after the stop are cut
-            if request.is_finished:
-                self._finish(request)
-            if request.num_tokens > num_before or request.is_finished:
-                outputs.append(self._output(request, request.all_token_ids[num_before:], error))
+                outputs += self._end_with_error(request, error)
+                continue
+            # Before the request itself may end: its siblings share its blocks.
+            siblings += self._fork(request, output.sibling_token_ids.get(request_id, ()))
+            token_ids = output.sampled_token_ids.get(request_id, ())
+            if token_ids:
+                outputs.append(self._append_tokens(request, token_ids))
+        outputs += [self._append_tokens(sibling, (token_id,)) for sibling, token_id in siblings]
+        self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
         return outputs
 
+    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> EngineCoreOutput:
+        num_before = request.num_tokens
+        for token_id in token_ids:
+            if append_and_check_stop(request, token_id, self.max_total_tokens):
+                self._finish(request)
+                break  # tokens after the stop are cut
+        return self._output(request, request.all_token_ids[num_before:], None)
+
+    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
+        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
+        siblings = []
+        for index, token_id in enumerate(first_tokens, start=1):
+            sibling = parent.fork(index)
+            self.requests[sibling.request_id] = sibling
+            self.kv_cache_manager.fork(parent, sibling)
+            siblings.append((sibling, token_id))
+        return siblings
+
+    def _place(self, siblings: list[Request]) -> None:
+        """Siblings run if there are slots; the others keep their token and wait, ahead of later arrivals."""
+        num_slots = self.config.max_num_seqs - len(self.running)
+        for sibling in siblings[:num_slots]:
+            sibling.status = RequestStatus.RUNNING
+            self.running.append(sibling)
+        for sibling in reversed(siblings[num_slots:]):
+            self.kv_cache_manager.free(sibling)
+            sibling.num_computed_tokens = 0
+            self._enqueue(sibling, front=True)
+
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
-        failed = [
-            self.requests[request_id]
-            for request_id in schedule.num_scheduled_tokens
-            if request_id in self.requests
-        ]
-        for request in failed:
-            self.kv_cache_manager.withdraw(request)
-            request.status = RequestStatus.FINISHED_ERROR
-            self._finish(request)
+        outputs: list[EngineCoreOutput] = []
+        for request_id in schedule.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self.kv_cache_manager.withdraw(request)
+                outputs += self._end_with_error(request, reason)
         # The runner may have failed before it forgot these; hearing of them twice does no harm.
         self.finished_req_ids += [*schedule.finished_req_ids, *schedule.preempted_req_ids]
-        return [self._output(request, (), reason) for request in failed]
+        return outputs
+
+    def _end_with_error(self, request: Request, reason: str) -> list[EngineCoreOutput]:
+        """End a request, and in name those of its siblings that will now never be born."""
+        num_sequences = request.sampling_params.n if request.has_unborn_siblings else 1
+        request.status = RequestStatus.FINISHED_ERROR
+        self._finish(request)
+        output = self._output(request, (), reason)
+        ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
+        return [replace(output, request_id=request_id) for request_id in ids]
 
     def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
         return EngineCoreOutput(
@@ -264,8 +263,10 @@ class Scheduler:
                 self._finish(request)
 
     def _finish(self, request: Request) -> None:
-        """Take a finished request out of every table."""
-        (self.running if request in self.running else self.waiting).remove(request)
+        """Take a finished request out of every table; a sibling that ends with its first token is in no queue yet."""
+        for queue in (self.running, self.waiting):
+            if request in queue:
+                queue.remove(request)
         self.kv_cache_manager.free(request)
         self.num_tokens_sent.pop(request.request_id, None)
         del self.requests[request.request_id]

@@ -73,8 +73,10 @@ def make_request(
 
 
 def scripted_token(request: Request) -> int:
-    """Next token of a request: depends on nothing but its own prompt and output length."""
-    return 40_000 + (31 * request.all_token_ids[0] + 7 * request.num_output_tokens) % 9_000
+    """Next token of a request: depends on nothing but its own prompt, seed and output length."""
+    return (
+        40_000 + (31 * request.all_token_ids[0] + 7 * request.num_output_tokens + 101 * request.seed) % 9_000
+    )
 
 
 class Driver:
@@ -109,19 +111,22 @@ class Driver:
         return schedule
 
     def sample(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
-        """A token for each request whose last known token is computed by this step."""
-        sampled = {}
+        """A token for each request whose last known token is computed by this step, and for its unborn siblings."""
+        sampled, siblings = {}, {}
         for request_id in schedule.num_scheduled_tokens:
             request = self.scheduler.requests[request_id]
             if request.num_computed_tokens == request.num_tokens:
                 sampled[request_id] = [self.token_of(request)]
-        return ModelRunnerOutput(sampled)
+                if request.has_unborn_siblings:
+                    forks = (request.fork(index) for index in range(1, request.sampling_params.n))
+                    siblings[request_id] = [self.token_of(sibling) for sibling in forks]
+        return ModelRunnerOutput(sampled, sibling_token_ids=siblings)
 
     def update(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         news = self.scheduler.update_from_output(schedule, output)
         self.scheduler.check_integrity()
         for item in news:
-            self.outputs[item.request_id].extend(item.new_token_ids)
+            self.outputs.setdefault(item.request_id, []).extend(item.new_token_ids)
             if item.finish_reason is not None:
                 self.finish_reasons[item.request_id] = item.finish_reason
         return news

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from reference.contracts.config import EngineConfig, ModelConfig
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
-from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import BlockCopy, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import CacheSnapshot, SchedulerSnapshot
 
 if TYPE_CHECKING:
@@ -53,6 +53,18 @@ class KVCacheManager(Protocol):
         Returns the blocks appended to the table, `computed_blocks` included, or None when there is no room; then
         nothing has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
         the forward pass.
+        """
+        ...
+
+    def fork(self, parent: Request, sibling: Request) -> None:
+        """Let `sibling` hold all blocks of `parent`, the partly filled last one included. Takes no block."""
+        ...
+
+    def get_block_copy(self, request_id: str) -> BlockCopy | None:
+        """The copy-on-write that the last `allocate_slots` of this step planned for the request.
+
+        Writing to a partly filled block that somebody else holds too needs a copy: the new block takes its place in the
+        table. The last holder writes in place.
         """
         ...
 

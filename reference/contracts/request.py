@@ -95,6 +95,27 @@ class Request:
             cache_salt=request.cache_salt,
         )
 
+    def fork(self, index: int) -> Request:
+        """Sibling `index` (1 to n - 1) of a request whose prompt is complete: the same prompt, other draws."""
+        return Request(
+            request_id=child_request_id(self.request_id, index),
+            all_token_ids=self.all_token_ids[: self.num_prompt_tokens],
+            num_prompt_tokens=self.num_prompt_tokens,
+            sampling_params=self.sampling_params,
+            seed=child_seed(self.seed, index),
+            arrival=(self.arrival[0], index),
+            eos_token_ids=self.eos_token_ids,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            num_computed_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    @property
+    def has_unborn_siblings(self) -> bool:
+        """n > 1, and the prompt is not complete yet: the other sequences exist only as a number."""
+        return self.sampling_params.n > 1 and self.arrival[1] == 0 and self.num_output_tokens == 0
+
     @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
@@ -110,6 +131,15 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status.finish_reason is not None
+
+
+def child_request_id(request_id: str, index: int) -> str:
+    """Id of sequence `index` of a request with n > 1; sequence 0 keeps the request's own id (vLLM's form)."""
+    return f"{index}_{request_id}" if index else request_id
+
+
+def child_seed(seed: int, index: int) -> int:
+    return (seed + index) % 2**64
 
 
 def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int) -> bool:

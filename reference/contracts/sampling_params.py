@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+MAX_N = 64  # sequences of one request
 GREEDY_TEMPERATURE = 1e-5  # below this, dividing the logits could overflow: the row is greedy
 
 
@@ -23,6 +24,7 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     Args:
+        n: sequences to generate from one prompt, 1 to 64; sequence i draws with `seed + i`.
         temperature: 0 (or below 1e-5) is greedy; otherwise logits are divided by it.
         top_p: in (0, 1]; keep the smallest set of tokens whose probability reaches it.
         top_k: keep the k best tokens; 0 or -1 keeps all.
@@ -38,6 +40,7 @@ class SamplingParams:
         ValueError: a value is out of range or of the wrong type; the sentence names the parameter.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -51,6 +54,9 @@ class SamplingParams:
     _stop_token_set: frozenset[int] = field(init=False, repr=False, compare=False, default=frozenset())
 
     def __post_init__(self) -> None:
+        _require_int("n", self.n)
+        if not 1 <= self.n <= MAX_N:
+            raise ValueError(f"n must be from 1 to {MAX_N}, got {self.n}.")
         _require_number("temperature", self.temperature)
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature}.")

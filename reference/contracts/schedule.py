@@ -9,10 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from reference.contracts.request import Request
 from reference.contracts.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+@dataclass(frozen=True)
+class BlockCopy:
+    """A copy-on-write: `target` takes the place of `source` at `index` of a block table."""
+
+    index: int
+    source: int
+    target: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,18 @@ class NewRequestData:
     sampling_params: SamplingParams
     seed: int
 
+    @classmethod
+    def from_request(cls, request: Request, block_ids: tuple[int, ...]) -> NewRequestData:
+        return cls(
+            request_id=request.request_id,
+            token_ids=tuple(request.all_token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            block_ids=block_ids,
+            sampling_params=request.sampling_params,
+            seed=request.seed,
+        )
+
 
 @dataclass(frozen=True)
 class RunningRequestData:
@@ -36,6 +58,7 @@ class RunningRequestData:
     new_token_ids: tuple[int, ...]  # sampled since then
     new_block_ids: tuple[int, ...]  # to be appended to the block table
     num_computed_tokens: int
+    block_copy: BlockCopy | None = None  # its target replaces a block of the table
 
 
 @dataclass(frozen=True)
@@ -51,6 +74,7 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int]  # in scheduling order
     preempted_req_ids: tuple[str, ...]  # the runner forgets them; they come back as new
     finished_req_ids: tuple[str, ...]  # finished since the last schedule; the runner forgets them
+    block_copies: tuple[BlockCopy, ...] = ()  # to be done in this order before the forward pass
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -65,12 +89,12 @@ class ModelRunnerOutput:
     """
 
     sampled_token_ids: dict[str, list[int]]
-    errors: dict[str, str] = field(
-        default_factory=dict
-    )  # requests whose logits were not finite: id -> reason
-    logits: dict[str, np.ndarray] | None = (
-        None  # [V] float32 a sampled request; only with EngineConfig.keep_logits
-    )
+    # Requests whose logits were not finite: id -> reason.
+    errors: dict[str, str] = field(default_factory=dict)
+    # When a prompt with n > 1 is complete: first tokens of the sequences 1 to n - 1, from the same row of logits.
+    sibling_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    # [V] float32 a sampled request; only with EngineConfig.keep_logits.
+    logits: dict[str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)

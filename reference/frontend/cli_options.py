@@ -19,7 +19,7 @@ from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
-    "temperature", "top_p", "top_k", "sampling_seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
+    "n", "temperature", "top_p", "top_k", "sampling_seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 
 _ENVIRONMENT = """\
@@ -148,6 +148,8 @@ def _add_model(parser: argparse.ArgumentParser, command: Command, tier: str | No
 def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
     defaults = command.sampling
     group = parser.add_argument_group("sampling")
+    if "prompts" in command.options:
+        _add(group, "--n", "sequences to generate from each prompt", defaults.n, type=int, metavar="N")
     _add(
         group, "--temperature", "0 always takes the best token", defaults.temperature, type=float, metavar="T"
     )

@@ -17,12 +17,13 @@ import numpy as np
 
 from reference.contracts.noise import gumbel_noise
 from reference.contracts.protocols import Tier
+from reference.contracts.request import child_request_id, child_seed
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.margin import Decision, decision_margin
-from reference.frontend.outputs import RequestOutput
+from reference.frontend.outputs import CompletionOutput
 from reference.frontend.workload import Workload, WorkloadRun
 
 BlockTable = tuple[int, ...]
@@ -72,13 +73,20 @@ class _Side:
         self.trace: StepTrace | None = None  # of the last step; None when the engine had nothing to do
 
     def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        for new in schedule.scheduled_new_reqs:
-            self.seeds[new.request_id] = new.seed
+        self.seeds.update((new.request_id, new.seed) for new in schedule.scheduled_new_reqs)
+        logits = output.logits or {}
         for request_id, (token_id,) in output.sampled_token_ids.items():
-            position = self.num_sampled.get(request_id, 0)
-            self.num_sampled[request_id] = position + 1
-            assert output.logits is not None, "the engine was built with keep_logits"
-            self.unmatched[request_id, position] = (token_id, output.logits[request_id])
+            self._add(request_id, token_id, logits[request_id])
+        for request_id, token_ids in output.sibling_token_ids.items():
+            for index, token_id in enumerate(token_ids, start=1):
+                sibling_id = child_request_id(request_id, index)
+                self.seeds[sibling_id] = child_seed(self.seeds[request_id], index)
+                self._add(sibling_id, token_id, logits[request_id])
+
+    def _add(self, request_id: str, token_id: int, logits: np.ndarray) -> None:
+        position = self.num_sampled.get(request_id, 0)
+        self.num_sampled[request_id] = position + 1
+        self.unmatched[request_id, position] = (token_id, logits)
 
     def step(self) -> None:
         traces = self.engine.engine_core.traces
@@ -116,7 +124,12 @@ class _Comparison:
     """Compares step by step until a token is excused, and from then on the other requests' tokens by position."""
 
     def __init__(self, workload: Workload, sides: tuple[_Side, _Side]) -> None:
-        self.params = {request.request_id: request.params for request in workload.requests}
+        self.params = {  # by the id of each sequence
+            child_request_id(request.request_id, index): request.params
+            for request in workload.requests
+            for index in range(request.params.n)
+        }
+        self.request_ids = [request.request_id for request in workload.requests]
         self.aborted = {r.request_id for r in workload.requests if r.abort_step is not None}
         self.sides = sides
         first, second = (side.engine.engine_core.tier_name for side in sides)
@@ -215,16 +228,19 @@ class _Comparison:
         """How the requests ended; after an excuse this is where a missing token shows."""
         first, second = (side.run.finished for side in self.sides)
         number = self.sides[0].run.step_number - 1
-        # Without equal schedules an abort strikes where it strikes.
-        incomparable = self.dropped | (self.aborted if self.dropped else set())
-        for request_id in self.params:
-            ends = (_end(first[request_id]), _end(second[request_id]))
-            if request_id not in incomparable and ends[0] != ends[1]:
-                self._record(number, "end (finish reason, stop reason, tokens, text)", ends, request_id)
+        for request_id in self.request_ids:
+            # Without equal schedules an abort strikes where it strikes.
+            if self.dropped and request_id in self.aborted:
+                continue
+            for one, other in zip(first[request_id].outputs, second[request_id].outputs, strict=True):
+                sequence_id = child_request_id(request_id, one.index)
+                ends = (_end(one), _end(other))
+                if sequence_id not in self.dropped and ends[0] != ends[1]:
+                    what = "end (finish reason, stop reason, tokens, text)"
+                    self._record(number, what, ends, sequence_id)
         self.report.num_finished = len(first)
         self.report.num_errors = sum(output.error is not None for output in first.values())
 
 
-def _end(output: RequestOutput) -> tuple[object, ...]:
-    completion = output.outputs[0]
+def _end(completion: CompletionOutput) -> tuple[object, ...]:
     return completion.finish_reason, completion.stop_reason, len(completion.token_ids), completion.text

@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, ModelRunner, Tier
-from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
+from reference.contracts.request import EngineCoreRequest, Request, RequestStatus, child_request_id
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import SchedulerSnapshot, StepTrace
 from reference.frontend.logger import logger
@@ -112,13 +112,21 @@ class EngineCore:
                 },
                 preempted=schedule.preempted_req_ids,
                 state=state,
-                sampled_token_ids={name: tuple(ids) for name, ids in output.sampled_token_ids.items()},
+                sampled_token_ids={name: tuple(ids) for name, ids in _sampled(output)},
                 finished={
                     item.request_id: item.finish_reason for item in news if item.finish_reason is not None
                 },
                 seconds=seconds,
             )
         )
+
+
+def _sampled(output: ModelRunnerOutput) -> Iterator[tuple[str, list[int]]]:
+    """Sampled tokens by request, the first tokens of siblings under their own ids."""
+    yield from output.sampled_token_ids.items()
+    for request_id, token_ids in output.sibling_token_ids.items():
+        for index, token_id in enumerate(token_ids, start=1):
+            yield child_request_id(request_id, index), [token_id]
 
 
 class InprocClient:

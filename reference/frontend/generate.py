@@ -82,9 +82,10 @@ def _print_texts(requests: Sequence[WorkloadRequest], outputs: Sequence[RequestO
     for number, (request, output) in enumerate(zip(requests, outputs, strict=True)):
         if number:
             console.print()
-        text = Text(_shown_prompt(request), style="dim")
-        text.append(output.outputs[0].text, style="not dim")
-        console.print(text)
+        for completion in output.outputs:
+            text = Text(_shown_prompt(request), style="dim")
+            text.append(completion.text, style="not dim")
+            console.print(text)
 
 
 def _shown_prompt(request: WorkloadRequest) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, EngineCoreClient, Tier
+from reference.contracts.request import child_request_id
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.engine_args import EngineArgs, describe
@@ -78,8 +79,10 @@ class LLMEngine:
         Raises:
             ValueError: the prompt or a parameter is not acceptable, or the id is taken; nothing was queued.
         """
-        if request_id in self.output_processor.states:
-            raise ValueError(f"A request with the id {request_id!r} is already in the engine.")
+        n = sampling_params.n if isinstance(sampling_params, SamplingParams) else 1
+        for sequence_id in (child_request_id(request_id, index) for index in range(n)):
+            if sequence_id in self.output_processor.sequences or sequence_id in self.output_processor.states:
+                raise ValueError(f"A request with the id {sequence_id!r} is already in the engine.")
         request, text = self.input_processor.process(
             request_id,
             prompt,
@@ -102,7 +105,7 @@ class LLMEngine:
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """End requests now; returns their last outputs. Unknown and finished ids are ignored."""
         request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-        self.client.abort_requests(request_ids)
+        self.client.abort_requests(self.output_processor.sequence_ids(request_ids))
         return self.output_processor.abort_requests(request_ids)
 
     def has_unfinished_requests(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from reference.contracts.request import EngineCoreRequest
+from reference.contracts.request import EngineCoreRequest, child_request_id
 from reference.contracts.schedule import EngineCoreOutput
 from reference.frontend.detokenizer import IncrementalDetokenizer
 from reference.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -16,37 +16,59 @@ if TYPE_CHECKING:
     from reference.frontend.tokenizer import Tokenizer
 
 
-class _RequestState:
-    """What the front end remembers of one unfinished request."""
+class _Sequence:
+    """One of the n sequences of a request: its text so far, and how it ended."""
 
-    def __init__(self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
-        self.request_id = request.request_id
-        self.prompt = prompt
-        self.prompt_token_ids = list(request.prompt_token_ids)
-        self.detokenizer = IncrementalDetokenizer(tokenizer, request.sampling_params)
-        self.metrics = RequestMetrics(num_prompt_tokens=len(self.prompt_token_ids))
-        self.arrived = time.perf_counter()
+    def __init__(self, index: int, detokenizer: IncrementalDetokenizer) -> None:
+        self.index = index
+        self.detokenizer = detokenizer
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_preemptions = 0
 
-    def make_output(
-        self, finish_reason: str | None, stop_reason: int | str | None = None, error: str | None = None
-    ) -> RequestOutput:
-        delta_text = self.detokenizer.take_delta(finished=finish_reason is not None)
-        completion = CompletionOutput(
-            index=0,
+    def make_output(self) -> CompletionOutput:
+        delta_text = self.detokenizer.take_delta(finished=self.finish_reason is not None)
+        return CompletionOutput(
+            index=self.index,
             text=self.detokenizer.given_text,
             token_ids=list(self.detokenizer.token_ids),
             delta_text=delta_text,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
         )
+
+
+class _RequestState:
+    """What the front end remembers of one unfinished request with its n sequences."""
+
+    def __init__(self, request: EngineCoreRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
+        params = request.sampling_params
+        self.request_id = request.request_id
+        self.prompt = prompt
+        self.prompt_token_ids = list(request.prompt_token_ids)
+        self.sequences = [_Sequence(i, IncrementalDetokenizer(tokenizer, params)) for i in range(params.n)]
+        self.metrics = RequestMetrics(num_prompt_tokens=len(self.prompt_token_ids))
+        self.arrived = time.perf_counter()
+        self.error: str | None = None
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """The ids under which the engine core knows the sequences."""
+        return [child_request_id(self.request_id, sequence.index) for sequence in self.sequences]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def make_output(self) -> RequestOutput:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[completion],
-            finished=finish_reason is not None,
+            outputs=[sequence.make_output() for sequence in self.sequences],
+            finished=self.is_finished,
             metrics=replace(self.metrics),  # an output that was handed out does not change
-            error=error,
+            error=self.error,
         )
 
 
@@ -56,48 +78,72 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.states: dict[str, _RequestState] = {}
+        self.sequences: dict[str, tuple[_RequestState, _Sequence]] = {}  # unfinished ones, by their own id
 
     def add_request(self, request: EngineCoreRequest, prompt: str | None) -> None:
-        self.states[request.request_id] = _RequestState(request, prompt, self.tokenizer)
+        state = _RequestState(request, prompt, self.tokenizer)
+        self.states[request.request_id] = state
+        self.sequences.update(
+            (sequence_id, (state, sequence))
+            for sequence_id, sequence in zip(state.sequence_ids, state.sequences, strict=True)
+        )
 
     def process_outputs(self, news: Iterable[EngineCoreOutput]) -> tuple[list[RequestOutput], list[str]]:
-        """Returns the outputs, and the ids of requests that a stop string ended: the engine core must abort them."""
-        outputs, to_abort = [], []
+        """Returns an output a request that has news, and the ids of sequences that a stop string ended: the engine core
+        must abort those."""
+        touched: dict[str, _RequestState] = {}
+        to_abort = []
         for item in news:
-            state = self.states.get(item.request_id)
-            if state is None:
+            if item.request_id not in self.sequences:
                 continue  # aborted, or ended by a stop string, while its last step ran
-            self._update_metrics(state, item)
-            stop_string = state.detokenizer.update(item.new_token_ids, item.finish_reason)
-            state.metrics.num_output_tokens = len(state.detokenizer.token_ids)
+            state, sequence = self.sequences[item.request_id]
+            stop_string = sequence.detokenizer.update(item.new_token_ids, item.finish_reason)
+            sequence.finish_reason, sequence.stop_reason = item.finish_reason, item.stop_reason
             if stop_string is not None:
-                output = state.make_output("stop", stop_string)
+                sequence.finish_reason, sequence.stop_reason = "stop", stop_string
                 if not item.finished:
                     to_abort.append(item.request_id)
-            else:
-                output = state.make_output(item.finish_reason, item.stop_reason, item.error)
-            outputs.append(output)
-            if output.finished:
-                del self.states[item.request_id]
-        return outputs, to_abort
+            state.error = state.error or item.error
+            self._update_metrics(state, sequence, item)
+            if sequence.finish_reason is not None:
+                del self.sequences[item.request_id]
+            touched[state.request_id] = state
+        return [self._take_output(state) for state in touched.values()], to_abort
+
+    def _take_output(self, state: _RequestState) -> RequestOutput:
+        if state.is_finished:
+            del self.states[state.request_id]
+        return state.make_output()
+
+    def sequence_ids(self, request_ids: Iterable[str]) -> list[str]:
+        """Ids of all sequences of the named requests; unknown requests are ignored."""
+        known = (self.states[request_id] for request_id in request_ids if request_id in self.states)
+        return [sequence_id for state in known for sequence_id in state.sequence_ids]
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """Forget requests; returns their last outputs, with finish reason `abort`. Unknown ids are ignored."""
+        """Forget requests; returns their last outputs. Sequences that had not ended get the finish reason `abort`.
+        Unknown ids are ignored."""
         outputs = []
         for request_id in request_ids:
-            state = self.states.pop(request_id, None)
-            if state is not None:
-                state.detokenizer.update((), "abort")
-                state.metrics.latency_s = time.perf_counter() - state.arrived
-                outputs.append(state.make_output("abort"))
+            state = self.states.get(request_id)
+            if state is None:
+                continue
+            for sequence_id, sequence in zip(state.sequence_ids, state.sequences, strict=True):
+                if self.sequences.pop(sequence_id, None) is not None:
+                    sequence.detokenizer.update((), "abort")
+                    sequence.finish_reason = "abort"
+            state.metrics.latency_s = time.perf_counter() - state.arrived
+            outputs.append(self._take_output(state))
         return outputs
 
-    def _update_metrics(self, state: _RequestState, item: EngineCoreOutput) -> None:
+    def _update_metrics(self, state: _RequestState, sequence: _Sequence, item: EngineCoreOutput) -> None:
         metrics = state.metrics
         elapsed = time.perf_counter() - state.arrived
         if metrics.ttft_s is None and item.new_token_ids:
             metrics.ttft_s = elapsed
         if item.new_token_ids or item.finished:
             metrics.latency_s = elapsed
+        metrics.num_output_tokens = sum(len(s.detokenizer.token_ids) for s in state.sequences)
         metrics.num_cached_tokens = item.num_cached_tokens
-        metrics.num_preemptions = item.num_preemptions
+        sequence.num_preemptions = item.num_preemptions
+        metrics.num_preemptions = sum(s.num_preemptions for s in state.sequences)

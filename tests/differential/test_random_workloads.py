@@ -6,13 +6,15 @@ The cold oracle is the same request alone on the reference tier: no cache, no ch
 from __future__ import annotations
 
 import random
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.diff import DiffReport, compare_tiers
+from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.frontend.diff import compare_tiers
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
@@ -72,7 +74,8 @@ def make_workload(seed: int) -> Workload:
                     temperature=0.0 if greedy else rng.choice([0.5, 1.0, 1.5]),
                     top_k=rng.choice([0, 0, 1, 20]),
                     top_p=rng.choice([1.0, 1.0, 0.7]),
-                    seed=i,
+                    seed=100 * i,
+                    n=rng.choice([1, 1, 1, 2, 4]),
                     max_tokens=rng.randint(1, 24),
                     ignore_eos=rng.random() < 0.5,
                 ),
@@ -81,47 +84,65 @@ def make_workload(seed: int) -> Workload:
     return Workload(tuple(requests), config)
 
 
-def cold_tokens(model: str, request: WorkloadRequest) -> list[int]:
+def cold_tokens(model: str, request: WorkloadRequest, index: int) -> list[int]:
+    """Tokens of one of the n sequences, generated as a request of its own."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=model, enable_prefix_caching=False, max_model_len=128), load_tier("reference")
     )
-    alone = Workload(
-        (WorkloadRequest("alone", prompt_token_ids=request.prompt_token_ids, params=request.params),)
-    )
+    assert request.params.seed is not None
+    params = replace(request.params, n=1, seed=request.params.seed + index)
+    alone = Workload((WorkloadRequest("alone", prompt_token_ids=request.prompt_token_ids, params=params),))
     return run_workload(engine, alone)["alone"].outputs[0].token_ids
 
 
-@cache
-def run_one(models: tuple[str, ...], seed: int) -> tuple[DiffReport, int]:
-    """Compare both tiers and each request with its cold oracle; returns the report and the number of aborts."""
-    workload, model = make_workload(seed), models[seed % len(models)]
+class Paths(NamedTuple):
+    """Which paths a workload took."""
+
+    preempted: bool
+    cached: bool
+    aborted: bool
+    copied: bool
+
+
+def run_one(model: str, seed: int) -> Paths:
+    """Compare both tiers, and each sequence with its cold oracle."""
+    workload = make_workload(seed)
     report = compare_tiers((load_tier("reference"), load_tier("fast")), model, workload)
-    engine = LLMEngine.from_engine_args(EngineArgs(**{**workload.config, "model": model}), load_tier("fast"))
+    assert report.divergence is None, f"workload {seed}: {report.divergence}"
+    assert report.excused == [], f"workload {seed}"
+    num_copies = 0
+
+    def count_copies(schedule: SchedulerOutput, _: ModelRunnerOutput) -> None:
+        nonlocal num_copies
+        num_copies += len(schedule.block_copies)
+
+    args = EngineArgs(**{**workload.config, "model": model})
+    engine = LLMEngine.from_engine_args(args, load_tier("fast"), on_step=count_copies)
     run = WorkloadRun(engine, workload)
     while not run.is_done:
         run.step()
         engine.engine_core.scheduler.check_integrity()
-    num_aborted = 0
+    aborted = False
     for request in workload.requests:
-        output = run.finished[request.request_id].outputs[0]
-        expected = cold_tokens(model, request)
-        if output.finish_reason == "abort":
-            num_aborted += 1
-            expected = expected[: len(output.token_ids)]
-        assert output.token_ids == expected, f"workload {seed}, request {request.request_id}"
+        for output in run.finished[request.request_id].outputs:
+            expected = cold_tokens(model, request, output.index)
+            if output.finish_reason == "abort":
+                aborted = True
+                expected = expected[: len(output.token_ids)]
+            assert output.token_ids == expected, (
+                f"workload {seed}, {request.request_id}, sequence {output.index}"
+            )
     assert not engine.engine_core.scheduler.snapshot().cache.block_tables, "blocks leaked"
-    return report, num_aborted
+    return Paths(report.num_preemptions > 0, report.num_cached_tokens > 0, aborted, num_copies > 0)
 
 
 def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(models: list[str]) -> None:
-    reports = [run_one(tuple(models), seed) for seed in range(NUM_WORKLOADS)]
-    for seed, (report, _) in enumerate(reports):
-        assert report.divergence is None, f"workload {seed}: {report.divergence}"
-        assert report.excused == [], f"workload {seed}"
+    paths = [run_one(models[seed % len(models)], seed) for seed in range(NUM_WORKLOADS)]
     # A run that never takes the interesting paths proves nothing.
-    assert sum(report.num_preemptions > 0 for report, _ in reports) >= 0.3 * NUM_WORKLOADS
-    assert sum(report.num_cached_tokens > 0 for report, _ in reports) >= 0.3 * NUM_WORKLOADS
-    assert sum(num_aborted > 0 for _, num_aborted in reports) >= 0.1 * NUM_WORKLOADS
+    assert sum(path.preempted for path in paths) >= 0.3 * NUM_WORKLOADS
+    assert sum(path.cached for path in paths) >= 0.3 * NUM_WORKLOADS
+    assert sum(path.aborted for path in paths) >= 0.1 * NUM_WORKLOADS
+    assert sum(path.copied for path in paths) >= 0.1 * NUM_WORKLOADS
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [16, 32, 33, 48])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from reference.contracts.config import EngineConfig
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.request import child_request_id
+from reference.contracts.schedule import SchedulerOutput
 from reference.frontend.tiers import load_tier
 from tests.factories import Driver, make_config, make_request
 
@@ -52,9 +54,17 @@ class TwoTiers(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         salt=st.sampled_from([None, None, "s"]),
         eos=st.booleans(),
+        n=st.sampled_from([1, 1, 2, 5]),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str | None, eos: bool) -> None:
-        options: dict[str, Any] = {"arrival": self.num_requests, "priority": priority, "cache_salt": salt}
+    def add(
+        self, prompt: list[int], max_tokens: int, priority: int, salt: str | None, eos: bool, n: int
+    ) -> None:
+        options: dict[str, Any] = {
+            "arrival": self.num_requests,
+            "priority": priority,
+            "cache_salt": salt,
+            "n": n,
+        }
         if eos:
             options["eos_token_ids"] = [
                 40_000 + (31 * prompt[0] + 7 * 3) % 9_000
@@ -73,8 +83,9 @@ class TwoTiers(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         victim = f"r{data.draw(st.integers(0, self.num_requests - 1))}"
+        index = data.draw(st.sampled_from([0, 0, 1]))
         for driver in self.drivers:
-            driver.abort(victim)
+            driver.abort(child_request_id(victim, index))
 
     @rule(broken=st.integers(0, 40), failing=st.integers(0, 40))
     def step(self, broken: int, failing: int) -> None:
@@ -94,7 +105,8 @@ class TwoTiers(RuleBasedStateMachine):
             if broken == 0 and output.sampled_token_ids:
                 bad = next(iter(output.sampled_token_ids))
                 del output.sampled_token_ids[bad]
-                output = ModelRunnerOutput(output.sampled_token_ids, errors={bad: "NaN"})
+                output.sibling_token_ids.pop(bad, None)
+                output = replace(output, errors={bad: "NaN"})
             news.append(driver.update(schedule, output))
         assert news[0] == news[1]
 
