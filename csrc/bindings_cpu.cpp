@@ -99,6 +99,17 @@ void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int t
                 cpu::active_isa(), threads);
 }
 
+void head_rms_norm(py::handle x, py::handle weight, double eps, int threads) {
+  Arguments args;
+  const TensorView heads = args.tensor("x", x, kFloat32, kRows, {"T", "H", "D"});
+  const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"D"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::head_rms_norm({rows_of<float>(heads), w.data<const float>(), args["T"], args["H"], args["D"],
+                      static_cast<float>(eps)},
+                     cpu::active_isa(), threads);
+}
+
 void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, double eps, int threads) {
   Arguments args;
   const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
@@ -203,6 +214,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
+  m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
         arg("threads"));
   m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),

@@ -117,6 +117,22 @@ def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: floa
     _cpu.rms_norm(out, x, weight, eps, torch.get_num_threads())
 
 
+def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """rms_norm of every head of every row, in place, by one weight for all heads.
+
+    Args:
+        x: [T, H, D], rows, updated in place.
+        weight: [D].
+        eps: added to the mean of squares.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    The norm of q and k: Henry et al., "Query-Key Normalization for Transformers" (2020), as Qwen3 uses it.
+    """
+    _cpu.head_rms_norm(x, weight, eps, torch.get_num_threads())
+
+
 def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """residual += x, then x = rms_norm(residual), in one pass over each row.
 

@@ -2,9 +2,9 @@
 
 What differs:
 
-- `Linear` multiplies with oneDNN where torch has it; the numbers are beside the code.
+- `Linear` multiplies with oneDNN where torch has it, the bias included; the numbers are beside the code.
 - `RMSNorm` adds the residual and normalises in one pass over each row, in place: the row is read once, while
-  it is in the cache.
+  it is in the cache. Heads are normalised in place, in slices of the fused projection.
 - `RotaryEmbedding` turns query and key in place, in slices of the fused projection.
 - `silu_and_mul` reads both halves and writes the product in one pass, with a vectorised exponential.
 
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional
 
 from fast import kernels
+from reference.contracts.config import RopeScaling
+from reference.contracts.rope import rope_frequencies
 
 
 def _onednn_linear() -> Any:
@@ -44,17 +46,18 @@ _ONEDNN_LINEAR = _onednn_linear()
 
 
 class Linear:
-    """y = x W^T, with the weight stored [out, in] as checkpoints store it; a mapped weight stays mapped."""
+    """y = x W^T + b, with the weight stored [out, in] as checkpoints store it; a mapped weight stays mapped."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight  # [F, C]
+        self.bias = bias  # [F]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, F]."""
         if _ONEDNN_LINEAR is None:
-            return torch.nn.functional.linear(x, self.weight)
-        # No bias, and no activation fused behind the product.
-        y: torch.Tensor = _ONEDNN_LINEAR(x, self.weight, None, "none", [], "")
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        # No activation fused behind the product.
+        y: torch.Tensor = _ONEDNN_LINEAR(x, self.weight, self.bias, "none", [], "")
         return y
 
 
@@ -78,7 +81,13 @@ class RMSNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """[T, C] -> normed [T, C]; with a residual, in place: (normed x + residual, x + residual)."""
+        """[T, C] -> normed [T, C]; with a residual, in place: (normed x + residual, x + residual).
+
+        A row may also be one head of many, in place: [T, H, D] -> [T, H, D] with a weight of [D].
+        """
+        if x.dim() == 3:
+            kernels.head_rms_norm(x, self.weight, self.eps)
+            return x
         if residual is None:
             normed = torch.empty_like(x)  # [T, C]
             kernels.rms_norm(normed, x, self.weight, self.eps)
@@ -95,11 +104,13 @@ class RotaryEmbedding:
     float32 angle is rounded by up to 2^-12 radians, and two libraries need not round alike.
     """
 
-    def __init__(self, head_dim: int, max_position: int, theta: float) -> None:
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)  # [D/2]
-        inv_freq = np.float32(1) / np.float32(theta) ** exponents  # [D/2], radians per position
-        angles = np.arange(max_position, dtype=np.float32)[:, None] * inv_freq  # [max_position, D/2]
+    def __init__(
+        self, head_dim: int, max_position: int, theta: float, scaling: RopeScaling | None = None
+    ) -> None:
+        frequencies = rope_frequencies(head_dim, theta, scaling)  # [D/2], radians per position
+        angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies  # [max_position, D/2]
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)  # [max_position, D]
+        table *= np.float32(scaling.attention_factor if scaling else 1)
         self.cos_sin_cache = torch.from_numpy(table)
 
     def __call__(

@@ -9,20 +9,24 @@ from typing import overload
 
 import numpy as np
 
+from reference.contracts.config import RopeScaling
+from reference.contracts.rope import rope_frequencies
+
 
 class Linear:
-    """y = x W^T, with the weight stored [out, in] as checkpoints store it.
+    """y = x W^T + b, with the weight stored [out, in] as checkpoints store it.
 
     `weight.T` is a view: BLAS reads the transposed matrix in place, so a memory-mapped weight is never copied.
     """
 
-    def __init__(self, weight: np.ndarray) -> None:
+    def __init__(self, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
         self.weight = weight  # [F, C]
+        self.bias = bias  # [F]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """[T, C] -> [T, F]."""
         y: np.ndarray = x @ self.weight.T
-        return y
+        return y if self.bias is None else y + self.bias
 
 
 class RMSNorm:
@@ -44,7 +48,10 @@ class RMSNorm:
     def __call__(
         self, x: np.ndarray, residual: np.ndarray | None = None
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """[T, C] -> normed [T, C]; with a residual: (normed x + residual, x + residual)."""
+        """[T, C] -> normed [T, C]; with a residual: (normed x + residual, x + residual).
+
+        A row may also be one head of many: [T, H, D] -> [T, H, D] with a weight of [D].
+        """
         if residual is None:
             return self._normalise(x)
         x = x + residual  # [T, C]
@@ -64,12 +71,14 @@ class RotaryEmbedding:
     Source: Su et al., "RoFormer" (2021); angles in float32 as in transformers' `modeling_rope_utils.py`.
     """
 
-    def __init__(self, head_dim: int, max_position: int, theta: float) -> None:
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)  # [D/2]
-        inv_freq = np.float32(1) / np.float32(theta) ** exponents  # [D/2], radians per position
-        angles = np.arange(max_position, dtype=np.float32)[:, None] * inv_freq  # [max_position, D/2]
-        self.cos = np.cos(angles)  # [max_position, D/2]
-        self.sin = np.sin(angles)  # [max_position, D/2]
+    def __init__(
+        self, head_dim: int, max_position: int, theta: float, scaling: RopeScaling | None = None
+    ) -> None:
+        frequencies = rope_frequencies(head_dim, theta, scaling)  # [D/2], radians per position
+        angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies  # [max_position, D/2]
+        length = np.float32(scaling.attention_factor if scaling else 1)  # of a pair, before: 1
+        self.cos = np.cos(angles) * length  # [max_position, D/2]
+        self.sin = np.sin(angles) * length  # [max_position, D/2]
 
     def __call__(
         self, positions: np.ndarray, query: np.ndarray, key: np.ndarray

@@ -51,43 +51,95 @@ def make_tiny_llama(
     tokenizer_config.json. `head_dim` defaults to hidden_size / num_heads. Raises ValueError when `vocab_size` is
     below 258: every byte and both special tokens need an id.
     """
+    return make_tiny_model(
+        folder,
+        seed=seed,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=head_dim or hidden_size // num_heads,
+        max_position_embeddings=max_position,
+        tie_word_embeddings=tie,
+    )
+
+
+def make_tiny_model(
+    folder: Path | str, architecture: str = "LlamaForCausalLM", *, seed: int = 0, **changes: Any
+) -> Path:
+    """The same for any architecture; `changes` are fields of config.json, `...` leaves one out."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    head_dim = head_dim or hidden_size // num_heads
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": max_position,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": tie,
-        "torch_dtype": "float32",
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    save_tokenizer(folder, vocab_size)
+    config = {"architectures": [architecture], "model_type": MODEL_TYPES[architecture]} | LLAMA_CONFIG
+    config = {name: value for name, value in (config | changes).items() if value is not ...}
+    save_tokenizer(folder, config["vocab_size"])
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
-    save_file(random_llama_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+LLAMA_CONFIG: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """All tensors of a model; `config` is the content of config.json.
+
+    Biases and norms of q and k come from a generator of their own: the other weights stay those of a plain Llama.
+    """
+    weights = random_llama_weights(config, seed)
+    rng = np.random.default_rng([seed, 1])
+    architecture = config["architectures"][0]
+    biased: tuple[str, ...] = ()
+    if architecture == "Qwen2ForCausalLM":
+        biased = ("q_proj", "k_proj", "v_proj")
+    elif config.get("attention_bias"):
+        biased = ("q_proj", "k_proj", "v_proj", "o_proj")
+    if config.get("mlp_bias"):
+        biased += ("gate_proj", "up_proj", "down_proj")
+    for name, weight in list(weights.items()):
+        layer, _, kind = name.removesuffix(".weight").rpartition(".")
+        if kind in biased:
+            weights[f"{layer}.{kind}.bias"] = rng.standard_normal(len(weight), dtype=np.float32)
+        if kind == "q_proj" and architecture == "Qwen3ForCausalLM":
+            for norm in ("q_norm", "k_norm"):
+                gains = rng.uniform(0.8, 2.4, config["head_dim"])  # scores spread as without the norm
+                weights[f"{layer}.{norm}.weight"] = np.asarray(gains, dtype=np.float32)
+    return weights
 
 
 def random_llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     """float32 tensors under Hugging Face's names, drawn from `seed` alone; `config` is the content of config.json."""
     rng = np.random.default_rng(seed)
     hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    query = config["num_attention_heads"] * config["head_dim"]
-    key_value = config["num_key_value_heads"] * config["head_dim"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    query, key_value = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
         normal = rng.standard_normal((rows, columns), dtype=np.float32)

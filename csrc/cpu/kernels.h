@@ -59,6 +59,16 @@ struct RmsNorm {
 };
 void rms_norm(const RmsNorm& args, Isa isa, int threads);
 
+struct HeadRmsNorm {
+  Rows<float> x;                  // [T, H*D]
+  const float* weight;            // [D]
+  int64_t num_tokens;             // T
+  int64_t num_heads;              // H
+  int64_t head_dim;               // D
+  float eps;
+};
+void head_rms_norm(const HeadRmsNorm& args, Isa isa, int threads);
+
 struct FusedAddRmsNorm {
   Rows<float> x;                  // [T, C]
   Rows<float> residual;           // [T, C]

@@ -17,6 +17,12 @@ void rms_norm(const RmsNorm& args, Isa isa, int threads) {
                 [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }
 
+void head_rms_norm(const HeadRmsNorm& args, Isa isa, int threads) {
+  const auto rows = TWINFER_DISPATCH(isa, head_rms_norm_rows);
+  parallel_rows(args.num_tokens, args.num_heads * args.head_dim, threads,
+                [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+}
+
 void fused_add_rms_norm(const FusedAddRmsNorm& args, Isa isa, int threads) {
   const auto rows = TWINFER_DISPATCH(isa, fused_add_rms_norm_rows);
   parallel_rows(args.num_tokens, 2 * args.hidden_size, threads,

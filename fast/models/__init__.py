@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from fast.models.llama import LlamaForCausalLM
 
-_MODELS = {"LlamaForCausalLM": LlamaForCausalLM}
+_MODELS = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": LlamaForCausalLM,
+}
 
 
 def get_model_class(architecture: str) -> type[LlamaForCausalLM]:

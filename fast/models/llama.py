@@ -1,11 +1,11 @@
-"""Llama. Twin: `reference/models/llama.py`.
+"""The Llama family. Twin: `reference/models/llama.py`.
 
 What differs:
 
-- Queries, keys and values come from one matrix, gate and up from another: three and two small matrix products
-  become one each, with one start-up cost and more rows to share among the cores.
-- The parts of a fused product stay views of it: rotary embedding, cache write and attention work on them in
-  place.
+- Queries, keys and values come from one matrix, gate and up from another, biases included: three and two small
+  matrix products become one each, with one start-up cost and more rows to share among the cores.
+- The parts of a fused product stay views of it: the norms of q and k, rotary embedding, cache write and
+  attention work on them in place.
 - Single weights, the tied embedding and head among them, are used where the checkpoint maps them; only the
   fused ones are copied.
 
@@ -35,10 +35,20 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
-def _weight(checkpoint: Checkpoint, *names: str) -> torch.Tensor:
-    """A weight [out, in]; several of one input are stacked along `out` (a copy, made by all cores)."""
-    tensors = [_as_tensor(checkpoint.tensor(f"{name}.weight")) for name in names]
+def _stack(checkpoint: Checkpoint, *names: str) -> torch.Tensor:
+    """One tensor as it is, or several stacked along their first dimension (a copy, made by all cores)."""
+    tensors = [_as_tensor(checkpoint.tensor(name)) for name in names]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def _linear(checkpoint: Checkpoint, prefix: str, *names: str, bias: bool) -> Linear:
+    """Projections of one input as one: weights [out, in] and biases [out] are stacked along `out`."""
+    weight = _stack(checkpoint, *(f"{prefix}.{name}.weight" for name in names))
+    return Linear(weight, _stack(checkpoint, *(f"{prefix}.{name}.bias" for name in names)) if bias else None)
+
+
+def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> RMSNorm:
+    return RMSNorm(_stack(checkpoint, f"{name}.weight"), config.rms_norm_eps)
 
 
 class LlamaAttention:
@@ -52,9 +62,13 @@ class LlamaAttention:
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         self.rotary_emb = rotary_emb
-        qkv = _weight(checkpoint, f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
-        self.qkv_proj = Linear(qkv)  # [(H + 2*Hkv)*D, C]
-        self.o_proj = Linear(_weight(checkpoint, f"{prefix}.o_proj"))  # [C, H*D]
+        # [(H + 2*Hkv)*D, C]
+        self.qkv_proj = _linear(checkpoint, prefix, "q_proj", "k_proj", "v_proj", bias=config.qkv_bias)
+        self.o_proj = _linear(checkpoint, prefix, "o_proj", bias=config.o_proj_bias)  # [C, H*D]
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:  # one weight [D] for all heads
+            self.q_norm = _norm(checkpoint, f"{prefix}.q_norm", config)
+            self.k_norm = _norm(checkpoint, f"{prefix}.k_norm", config)
 
     def forward(
         self, positions: torch.Tensor, hidden: torch.Tensor, kv_cache: KVCache, metadata: AttentionMetadata
@@ -67,6 +81,8 @@ class LlamaAttention:
         num_tokens = len(hidden)
         qkv = self.qkv_proj(hidden).view(num_tokens, -1, self.head_dim)  # [T, H + 2*Hkv, D]
         query, key, value = qkv.split_with_sizes(self.split_sizes, dim=1)  # [T, H, D], [T, Hkv, D] twice
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.rotary_emb(positions, query, key)
 
         k_cache, v_cache = kv_cache
@@ -79,8 +95,9 @@ class LlamaMLP:
     """SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer, "GLU Variants Improve Transformer" (2020)."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> None:
-        self.gate_up_proj = Linear(_weight(checkpoint, f"{prefix}.gate_proj", f"{prefix}.up_proj"))  # [2F, C]
-        self.down_proj = Linear(_weight(checkpoint, f"{prefix}.down_proj"))  # [C, F]
+        # [2F, C]
+        self.gate_up_proj = _linear(checkpoint, prefix, "gate_proj", "up_proj", bias=config.mlp_bias)
+        self.down_proj = _linear(checkpoint, prefix, "down_proj", bias=config.mlp_bias)  # [C, F]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]."""
@@ -99,10 +116,8 @@ class LlamaDecoderLayer:
     ) -> None:
         self.self_attn = LlamaAttention(config, checkpoint, f"{prefix}.self_attn", rotary_emb)
         self.mlp = LlamaMLP(config, checkpoint, f"{prefix}.mlp")
-        self.input_layernorm = RMSNorm(_weight(checkpoint, f"{prefix}.input_layernorm"), config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(
-            _weight(checkpoint, f"{prefix}.post_attention_layernorm"), config.rms_norm_eps
-        )
+        self.input_layernorm = _norm(checkpoint, f"{prefix}.input_layernorm", config)
+        self.post_attention_layernorm = _norm(checkpoint, f"{prefix}.post_attention_layernorm", config)
 
     def forward(
         self,
@@ -127,15 +142,17 @@ class LlamaForCausalLM:
     """
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
-        self.embed_tokens = _weight(checkpoint, "model.embed_tokens")  # [V, C]
-        rotary_emb = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope_theta)
+        self.embed_tokens = _stack(checkpoint, "model.embed_tokens.weight")  # [V, C]
+        rotary_emb = RotaryEmbedding(
+            config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling
+        )
         self.layers = [
             LlamaDecoderLayer(config, checkpoint, f"model.layers.{i}", rotary_emb)
             for i in range(config.num_hidden_layers)
         ]
-        self.norm = RMSNorm(_weight(checkpoint, "model.norm"), config.rms_norm_eps)
+        self.norm = _norm(checkpoint, "model.norm", config)
         tied = config.tie_word_embeddings
-        self.lm_head = Linear(self.embed_tokens if tied else _weight(checkpoint, "lm_head"))  # [V, C]
+        self.lm_head = Linear(self.embed_tokens if tied else _stack(checkpoint, "lm_head.weight"))  # [V, C]
         checkpoint.check_all_used()
 
     def forward(

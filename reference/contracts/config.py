@@ -10,11 +10,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+RopeType = Literal["linear", "llama3", "yarn"]
 
 
 def cdiv(a: int, b: int) -> int:
     """Ceiling of a / b for non-negative integers: the blocks that hold `a` tokens are `cdiv(a, block_size)`."""
     return -(-a // b)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How a model's rotary frequencies are stretched over more positions than it was first trained with.
+
+    `contracts.rope` computes the frequencies. Names are those of Hugging Face's `rope_parameters`; each type reads only
+    the fields that its comment names.
+    """
+
+    rope_type: RopeType
+    factor: float
+    original_max_position_embeddings: int = 0  # llama3, yarn
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn
+    attention_factor: float = 1.0  # yarn; multiplies cosines and sines, and so every score by its square
+
+    def __post_init__(self) -> None:
+        if self.rope_type != "linear" and self.original_max_position_embeddings < 1:
+            raise ValueError(f"rope scaling {self.rope_type!r} needs original_max_position_embeddings.")
+        if self.rope_type == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor ({self.low_freq_factor}) must be below high_freq_factor "
+                f"({self.high_freq_factor})."
+            )
 
 
 @dataclass(frozen=True)
@@ -29,12 +58,17 @@ class ModelConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # longest sequence, rope scaling included
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False  # on the projections to q, k and v
+    o_proj_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # an RMSNorm on every head of q and of k
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -46,6 +80,8 @@ class ModelConfig:
             raise ValueError(
                 f"head_dim ({self.head_dim}) must be even: rotary embedding turns pairs of numbers."
             )
+        if self.rope_scaling is not None and self.rope_scaling.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta must be above 1 for yarn, got {self.rope_theta}.")
 
     def kv_bytes_per_token(self, bytes_per_element: int = 4) -> int:
         """Bytes of K and V that one token occupies over all layers."""

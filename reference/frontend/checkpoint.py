@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reference.contracts.config import ModelConfig
+from reference.frontend.model_config import parse_model_config
 from reference.frontend.model_store import ModelError, cache_dir, identity, publish, writing_to_cache
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _MAX_HEADER_BYTES = 100 * 1024**2  # the safetensors format's own limit
-_MAX_CONFIG_INTEGER = 2**24  # beyond every real model, and small enough for sizes computed from it
 _CONVERSION = 1  # version of what a GGUF file becomes; raise it when the result changes
 
 
@@ -127,7 +125,7 @@ class SafetensorsCheckpoint:
 
 
 def expected_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
-    """Shape that a Llama tensor must have, None for an unknown name."""
+    """Shape that a tensor of the Llama family must have, None for an unknown name. A bias has one number a row."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     q = config.num_attention_heads * config.head_dim
     kv = config.num_key_value_heads * config.head_dim
@@ -141,12 +139,17 @@ def expected_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
         "gate_proj": (ffn, hidden),
         "up_proj": (ffn, hidden),
         "down_proj": (hidden, ffn),
+        "q_norm": (config.head_dim,),
+        "k_norm": (config.head_dim,),
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
         "norm": (hidden,),
     }
     parts = name.split(".")
-    return shapes.get(parts[-2]) if len(parts) >= 2 and parts[-1] == "weight" else None
+    shape = shapes.get(parts[-2]) if len(parts) >= 2 else None
+    if shape is None or parts[-1] not in ("weight", "bias"):
+        return None
+    return shape if parts[-1] == "weight" else shape[:1]
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -229,80 +232,6 @@ def read_model_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     raw_generation = read_json(generation) if generation.is_file() else {}
     try:
-        return _model_config(raw, raw_generation)
+        return parse_model_config(raw, raw_generation)
     except ValueError as error:
         raise ModelError(f"{folder / 'config.json'} is not usable: {error}") from error
-
-
-def _model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]) -> ModelConfig:
-    architectures = raw.get("architectures")
-    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    if architecture != "LlamaForCausalLM":
-        raise ValueError(
-            f"the architecture {architecture!r:.100} is not supported; supported: LlamaForCausalLM."
-        )
-    rope = raw.get("rope_parameters") or {}  # newer transformers put theta and scaling together
-    _refuse_unsupported(raw, rope)
-    hidden = _integer(raw, "hidden_size")
-    heads = _integer(raw, "num_attention_heads")
-    eos = _token_ids("eos_token_id", raw.get("eos_token_id"))
-    eos += _token_ids("eos_token_id", raw_generation.get("eos_token_id"))
-    bos = _token_ids("bos_token_id", raw.get("bos_token_id"))
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=_integer(raw, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=_integer(raw, "intermediate_size"),
-        num_hidden_layers=_integer(raw, "num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=_integer(raw, "num_key_value_heads", heads),
-        head_dim=_integer(raw, "head_dim", hidden // heads),
-        max_position_embeddings=_integer(raw, "max_position_embeddings", 2048),
-        rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
-        rope_theta=_positive(raw, "rope_theta", _positive(rope, "rope_theta", 10_000.0)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
-    )
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], rope: Any) -> None:
-    scaling = raw.get("rope_scaling") or rope
-    if not isinstance(rope, dict) or not isinstance(scaling, dict):
-        raise ValueError("rope_parameters and rope_scaling must be tables.")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    activation = raw.get("hidden_act") or "silu"
-    unsupported = {
-        f"rope scaling {kind!r:.50}": kind != "default",
-        "attention_bias": bool(raw.get("attention_bias")),
-        "mlp_bias": bool(raw.get("mlp_bias")),
-        f"the activation {activation!r:.50}": activation != "silu",
-        "quantised weights (quantization_config)": bool(raw.get("quantization_config")),
-    }
-    for what, asked in unsupported.items():
-        if asked:
-            raise ValueError(f"the model needs {what}, which is not supported.")
-
-
-def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = default if raw.get(name) is None else raw[name]
-    if value is None:
-        raise ValueError(f"the field {name!r} is missing.")
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_CONFIG_INTEGER:
-        raise ValueError(f"{name} must be an integer from 1 to {_MAX_CONFIG_INTEGER}, got {value!r:.50}.")
-    return value
-
-
-def _positive(raw: Mapping[str, Any], name: str, default: float) -> float:
-    value = default if raw.get(name) is None else raw[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number, got {value!r:.50}.")
-    return float(value)
-
-
-def _token_ids(name: str, value: Any) -> list[int]:
-    """Absent, one id or several, as `config.json` writes them."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-        raise ValueError(f"{name} must be a token id or a list of them, got {value!r:.50}.")
-    return ids

@@ -1,10 +1,15 @@
-"""Llama: a stack of identical layers, each attention then MLP, each added to a residual stream.
+"""The Llama family: a stack of identical layers, each attention then MLP, each added to a residual stream.
+
+Llama 2 and 3, Mistral, Qwen2 and Qwen3 are this one function with a few switches, all of them in `ModelConfig`: how
+rotary frequencies are stretched, which projections add a bias, whether queries and keys are normalised head by head,
+and whether the head is the embedding over again.
 
 Tokens of all requests stand in one flat batch [T, C]: every layer but attention works on each row alone, and attention
 alone is told, by its metadata, which rows belong together. That is why prefill chunks and decodes can share a batch.
 
 C is the hidden size, F the intermediate size; the other letters are the usual ones.
-Source: Touvron et al., "LLaMA" (2023); structure as in vLLM's `model_executor/models/llama.py`.
+Sources: Touvron et al., "LLaMA" (2023); Qwen Team, "Qwen3 Technical Report" (2025), for the norm of q and k; structure
+as in vLLM's `model_executor/models/llama.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +24,10 @@ from reference.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
 KVCache = tuple[np.ndarray, np.ndarray]  # K and V of one layer, each [N, B, Hkv, D]
 
 
+def _linear(checkpoint: Checkpoint, name: str, bias: bool = False) -> Linear:
+    return Linear(checkpoint.tensor(f"{name}.weight"), checkpoint.tensor(f"{name}.bias") if bias else None)
+
+
 class LlamaAttention:
     """Project to queries, keys and values, turn them by position, remember K and V, attend, project back."""
 
@@ -30,10 +39,14 @@ class LlamaAttention:
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
         self.rotary_emb = rotary_emb
-        self.q_proj = Linear(checkpoint.tensor(f"{prefix}.q_proj.weight"))  # [H*D, C]
-        self.k_proj = Linear(checkpoint.tensor(f"{prefix}.k_proj.weight"))  # [Hkv*D, C]
-        self.v_proj = Linear(checkpoint.tensor(f"{prefix}.v_proj.weight"))  # [Hkv*D, C]
-        self.o_proj = Linear(checkpoint.tensor(f"{prefix}.o_proj.weight"))  # [C, H*D]
+        self.q_proj = _linear(checkpoint, f"{prefix}.q_proj", config.qkv_bias)  # [H*D, C]
+        self.k_proj = _linear(checkpoint, f"{prefix}.k_proj", config.qkv_bias)  # [Hkv*D, C]
+        self.v_proj = _linear(checkpoint, f"{prefix}.v_proj", config.qkv_bias)  # [Hkv*D, C]
+        self.o_proj = _linear(checkpoint, f"{prefix}.o_proj", config.o_proj_bias)  # [C, H*D]
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:  # one weight [D] for all heads
+            self.q_norm = RMSNorm(checkpoint.tensor(f"{prefix}.q_norm.weight"), config.rms_norm_eps)
+            self.k_norm = RMSNorm(checkpoint.tensor(f"{prefix}.k_norm.weight"), config.rms_norm_eps)
 
     def forward(
         self, positions: np.ndarray, hidden: np.ndarray, kv_cache: KVCache, metadata: AttentionMetadata
@@ -47,6 +60,8 @@ class LlamaAttention:
         query = self.q_proj(hidden).reshape(num_tokens, self.num_heads, self.head_dim)  # [T, H, D]
         key = self.k_proj(hidden).reshape(num_tokens, self.num_kv_heads, self.head_dim)  # [T, Hkv, D]
         value = self.v_proj(hidden).reshape(num_tokens, self.num_kv_heads, self.head_dim)  # [T, Hkv, D]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = self.rotary_emb(positions, query, key)
 
         k_cache, v_cache = kv_cache
@@ -59,9 +74,9 @@ class LlamaMLP:
     """SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer, "GLU Variants Improve Transformer" (2020)."""
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> None:
-        self.gate_proj = Linear(checkpoint.tensor(f"{prefix}.gate_proj.weight"))  # [F, C]
-        self.up_proj = Linear(checkpoint.tensor(f"{prefix}.up_proj.weight"))  # [F, C]
-        self.down_proj = Linear(checkpoint.tensor(f"{prefix}.down_proj.weight"))  # [C, F]
+        self.gate_proj = _linear(checkpoint, f"{prefix}.gate_proj", config.mlp_bias)  # [F, C]
+        self.up_proj = _linear(checkpoint, f"{prefix}.up_proj", config.mlp_bias)  # [F, C]
+        self.down_proj = _linear(checkpoint, f"{prefix}.down_proj", config.mlp_bias)  # [C, F]
 
     def forward(self, hidden: np.ndarray) -> np.ndarray:
         """[T, C] -> [T, C]."""
@@ -112,7 +127,9 @@ class LlamaForCausalLM:
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         self.embed_tokens = checkpoint.tensor("model.embed_tokens.weight")  # [V, C]
-        rotary_emb = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope_theta)
+        rotary_emb = RotaryEmbedding(
+            config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling
+        )
         self.layers = [
             LlamaDecoderLayer(config, checkpoint, f"model.layers.{i}", rotary_emb)
             for i in range(config.num_hidden_layers)

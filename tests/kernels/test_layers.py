@@ -1,4 +1,4 @@
-"""rms_norm, fused_add_rms_norm, rotary_embedding, silu_and_mul."""
+"""rms_norm, head_rms_norm, fused_add_rms_norm, rotary_embedding, silu_and_mul."""
 
 from __future__ import annotations
 
@@ -51,6 +51,25 @@ def test_rms_norm_of_zeros_is_zero() -> None:
     out = poisoned(2, 48)
     kernels.rms_norm(out, torch.zeros(2, 48), torch.ones(48), EPS)
     assert torch.equal(out, torch.zeros(2, 48))
+
+
+@pytest.mark.parametrize("head_dim", [1, 7, 24, 64, 128])
+def test_head_rms_norm_equals_the_norm_of_every_head_as_a_row(head_dim: int) -> None:
+    x, weight = random(6, 5, head_dim, seed=0), random(head_dim, seed=1)
+    normed = poisoned(30, head_dim)
+    kernels.rms_norm(normed, x.view(30, head_dim), weight, EPS)
+    kernels.head_rms_norm(x, weight, EPS)
+    assert torch.equal(x.view(30, head_dim), normed)
+
+
+def test_head_rms_norm_of_a_qkv_slice_leaves_the_rest_alone() -> None:
+    qkv, weight = random(6, 7, 64, seed=0), random(64, seed=1)
+    expected = qkv.clone()
+    normed = expected[:, 4:6].contiguous()
+    kernels.head_rms_norm(normed, weight, EPS)
+    expected[:, 4:6] = normed
+    kernels.head_rms_norm(qkv[:, 4:6], weight, EPS)
+    assert torch.equal(qkv, expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -136,9 +155,10 @@ def run_all_layers(rows: torch.Tensor) -> list[torch.Tensor]:
     kernels.silu_and_mul(gated, rows)
     x, residual = rows.clone(), rows.flip(1).contiguous()
     kernels.fused_add_rms_norm(x, residual, weight, EPS)
-    rotated = rows.clone().view(num_tokens, 12, 128)
+    rotated, heads = rows.clone().view(num_tokens, 12, 128), rows.clone().view(num_tokens, 12, 128)
+    kernels.head_rms_norm(heads, weight[:128].contiguous(), EPS)
     kernels.rotary_embedding(torch.full((num_tokens,), 33), rotated[:, :9], rotated[:, 9:], cache)
-    return [normed, gated, x, residual, rotated]
+    return [normed, gated, x, residual, rotated, heads]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -245,7 +245,7 @@ def test_padding_entries_of_a_block_table_are_never_read(attention: TierAttentio
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
-def test_query_head_h_reads_kv_head_h_divided_by_the_group_size(
+def test_b61_query_head_h_reads_kv_head_h_divided_by_the_group_size(
     attention: TierAttention, num_heads: int, num_kv_heads: int
 ) -> None:
     batch = make_batch([(6, 2), (0, 3)], 4, num_heads, num_kv_heads, seed=3)

@@ -22,11 +22,13 @@ from safetensors.numpy import load_file, save_file
 from reference.frontend import checkpoint as checkpoint_module
 from reference.frontend import gguf_file
 from reference.frontend.checkpoint import load_checkpoint, model_folder
+from reference.frontend.engine_args import EngineArgs
 from reference.frontend.model_store import ModelError, resolve_model
 from reference.frontend.tokenizer import load_tokenizer
 from tests import tiny_gguf
+from tests.architectures import ARCHITECTURES, LLAMA3, YARN
 from tests.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import make_tiny_llama
+from tests.tiny_models import make_tiny_llama, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 Q, K = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"
@@ -258,18 +260,31 @@ def test_code_that_a_config_points_to_is_ignored(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"architectures": ["BertModel"]}, "'BertModel' is not supported; supported: LlamaForCausalLM"),
+        (
+            {"architectures": ["BertModel"]},
+            "'BertModel' is not supported; supported: .*LlamaForCausalLM, Mistral",
+        ),
         ({"architectures": ...}, "architecture None is not supported"),
         ({"architectures": "LlamaForCausalLM"}, "architecture None is not supported"),
         (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 8}},
-            "rope scaling 'llama3', which is not supported",
+            {"rope_scaling": {"type": "dynamic", "factor": 2}},
+            "rope scaling 'dynamic', which is not supported",
         ),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear', which is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope scaling 'longrope'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "field 'low_freq_factor' is missing"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "must be below high_freq_factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "field 'factor' is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor must be a positive number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e20}}, "max_position_embeddings must be"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e-9}}, "max_position_embeddings must be"),
+        ({"rope_scaling": YARN | {"beta_fast": -1}}, "beta_fast must be a positive number"),
+        ({"rope_scaling": YARN | {"mscale": "1", "mscale_all_dim": 1}}, "mscale must be a positive number"),
+        ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta must be above 1"),
         ({"rope_parameters": 7}, "must be tables"),
-        ({"attention_bias": True}, "attention_bias, which is not supported"),
-        ({"mlp_bias": True}, "mlp_bias, which is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "each type of layer"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "only a part of each head"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
         ({"vocab_size": ...}, "field 'vocab_size' is missing"),
@@ -282,6 +297,7 @@ def test_code_that_a_config_points_to_is_ignored(folder: Path) -> None:
         ({"head_dim": 15}, r"head_dim \(15\) must be even"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number"),
         ({"rope_theta": float("inf")}, "rope_theta must be a positive number"),
+        ({"rope_theta": 10**400}, "rope_theta must be a positive number"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
         ({"bos_token_id": -1}, "bos_token_id must be a token id"),
     ],
@@ -291,6 +307,143 @@ def test_a_config_that_cannot_be_served_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=sentence):
         load_checkpoint(change(folder, **fields))
+
+
+# Architectures
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_tensor_of_every_architecture_is_known_and_checked(tmp_path: Path, name: str) -> None:
+    folder = make_tiny_model(tmp_path, **ARCHITECTURES[name])
+    checkpoint = load_checkpoint(folder)
+    for tensor, weight in weights(folder).items():
+        assert checkpoint_module.expected_shape(checkpoint.config, tensor) == weight.shape
+        np.testing.assert_array_equal(checkpoint.tensor(tensor), weight)
+    checkpoint.check_all_used()
+
+
+@pytest.mark.parametrize("tensor", ["q_proj.bias", "k_norm.weight"])
+def test_a_bias_or_a_norm_of_the_wrong_length_is_named_with_both_shapes(tmp_path: Path, tensor: str) -> None:
+    folder = make_tiny_model(tmp_path, "Qwen3ForCausalLM", attention_bias=True)
+    name = f"model.layers.1.self_attn.{tensor}"
+    rewrite(folder, weights(folder) | {name: np.zeros(3, np.float32)})
+    with pytest.raises(ModelError, match=rf"{name} has the shape \(3,\), but .* asks for \((64|16),\)"):
+        load_checkpoint(folder).tensor(name)
+
+
+def switches(folder: Path) -> tuple[bool, ...]:
+    config = load_checkpoint(folder).config
+    return config.qkv_bias, config.o_proj_bias, config.mlp_bias, config.qk_norm
+
+
+def test_each_architecture_switches_on_what_transformers_gives_it(tmp_path: Path) -> None:
+    for name, fields, expected in (
+        ("LlamaForCausalLM", {}, (False, False, False, False)),
+        ("LlamaForCausalLM", {"attention_bias": True}, (True, True, False, False)),
+        ("LlamaForCausalLM", {"mlp_bias": True}, (False, False, True, False)),
+        ("MistralForCausalLM", {"sliding_window": None}, (False, False, False, False)),
+        ("Qwen2ForCausalLM", {}, (True, False, False, False)),
+        ("Qwen3ForCausalLM", {}, (False, False, False, True)),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False, True)),
+    ):
+        assert switches(make_tiny_model(tmp_path, name, **fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("LlamaForCausalLM", {"max_position_embeddings": ...}, (4, 16, 2048)),
+        ("LlamaForCausalLM", {"num_key_value_heads": None, "head_dim": None}, (4, 16, 512)),
+        ("MistralForCausalLM", {"sliding_window": None, "max_position_embeddings": ...}, (4, 16, 131_072)),
+        ("Qwen2ForCausalLM", {"max_position_embeddings": ...}, (4, 16, 32_768)),
+        ("Qwen3ForCausalLM", {"head_dim": ..., "max_position_embeddings": ...}, (4, 128, 32_768)),
+    ],
+)
+def test_an_absent_field_has_the_default_of_its_architecture(
+    tmp_path: Path, name: str, fields: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    folder = make_tiny_model(tmp_path, name, num_key_value_heads=4)
+    config = load_checkpoint(change(folder, **fields)).config
+    assert (config.num_key_value_heads, config.head_dim, config.max_position_embeddings) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 511}),
+        (
+            "MistralForCausalLM",
+            {"max_position_embeddings": 8192},
+        ),  # the window that transformers assumes is 4096
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}),
+        ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_a_window_shorter_than_a_sequence_is_refused(
+    tmp_path: Path, name: str, fields: dict[str, Any]
+) -> None:
+    sentence = "the model needs sliding-window attention, which is not supported."
+    assert sentence in refusal(make_tiny_model(tmp_path, name, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("MistralForCausalLM", {"sliding_window": None}),
+        ("MistralForCausalLM", {"sliding_window": 512}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": 100, "max_window_layers": 1}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2}),
+        ("Qwen3ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]}),
+    ],
+)
+def test_a_window_that_never_hides_a_token_is_no_window(
+    tmp_path: Path, name: str, fields: dict[str, Any]
+) -> None:
+    assert load_checkpoint(make_tiny_model(tmp_path, name, **fields)).config.max_position_embeddings == 512
+
+
+# B59: rope scaling
+
+
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_b59_scaling_is_read_from_old_and_new_configs(folder: Path, form: str, key: str) -> None:
+    table = {key if name == "rope_type" else name: value for name, value in LLAMA3.items()}
+    scaling = load_checkpoint(change(folder, **{form: table})).config.rope_scaling
+    assert scaling is not None
+    assert (scaling.rope_type, scaling.factor) == ("llama3", 8.0)
+    assert (scaling.low_freq_factor, scaling.high_freq_factor) == (1.0, 4.0)
+    assert scaling.original_max_position_embeddings == 32
+
+
+YARN_4 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize(
+    ("max_position", "scaling", "longest"),
+    [
+        (8192, None, 8192),
+        (32_768, YARN_4, 32_768),  # the config states the result: it is not multiplied again
+        (8192, YARN_4, 32_768),  # or the length before scaling: it is
+        (8192, {"rope_type": "yarn", "factor": 4.0}, 32_768),
+        (32_768, YARN_4 | {"factor": None}, 32_768),
+        (4096, {"rope_type": "linear", "factor": 2.0}, 8192),
+        (131_072, LLAMA3 | {"original_max_position_embeddings": 8192}, 131_072),
+    ],
+)
+def test_b59_the_longest_sequence_follows_from_the_scaling_once(
+    folder: Path, max_position: int, scaling: dict[str, Any] | None, longest: int
+) -> None:
+    changed = change(folder, max_position_embeddings=max_position, rope_scaling=scaling)
+    assert load_checkpoint(changed).config.max_position_embeddings == longest
+
+
+def test_b59_positions_from_the_longest_sequence_on_are_refused(folder: Path) -> None:
+    model = load_checkpoint(change(folder, max_position_embeddings=32_768, rope_scaling=YARN_4)).config
+    config = EngineArgs(max_num_batched_tokens=64).create_engine_config(model, "cpu")
+    assert config.scheduler.max_model_len == 32_768
+    with pytest.raises(ValueError, match=r"max_model_len \(32769\) is above the 32768 positions"):
+        EngineArgs(max_model_len=32_769).create_engine_config(model, "cpu")
 
 
 # Damaged folders

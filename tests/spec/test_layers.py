@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference.contracts.config import RopeScaling
+from reference.contracts.rope import rope_frequencies
 from tests.tier_arrays import as_tier_array, assert_close, to_numpy
 
 EPSILON = 2.0**-24  # a float32 operation rounds by at most this, relatively
@@ -43,6 +45,13 @@ def test_linear_multiplies_by_the_transpose_of_the_stored_weight(layers: TierLay
     oracle = x.astype(np.float64) @ weight.astype(np.float64).T
     # 576 products of unit size, summed in any order: at most 576 roundings of a partial sum below 100.
     assert_close(output, oracle, 576 * EPSILON * 10)
+
+
+def test_linear_adds_its_bias_to_every_row(layers: TierLayers) -> None:
+    x, weight, bias = normal(5, 64), normal(48, 64, seed=1), normal(48, seed=2)
+    output = layers.module.Linear(layers.array(weight), layers.array(bias))(layers.array(x))
+    oracle = x.astype(np.float64) @ weight.astype(np.float64).T + bias
+    assert_close(output, oracle, 64 * EPSILON * 10)
 
 
 # RMSNorm
@@ -84,6 +93,15 @@ def test_rms_norm_of_zeros_is_zero(layers: TierLayers) -> None:
     assert np.array_equal(to_numpy(output), np.zeros((2, 64)))
 
 
+@pytest.mark.parametrize("head_dim", [16, 24, 128])
+def test_rms_norm_of_heads_normalises_each_head_alone_by_one_weight(
+    layers: TierLayers, head_dim: int
+) -> None:
+    x, weight = normal(5, 3, head_dim) * np.float32([[[1.0], [100.0], [0.01]]]), normal(head_dim, seed=1)
+    output = layers.module.RMSNorm(layers.array(weight), 1e-6)(layers.array(x))
+    assert_close(output, rms_norm_oracle(x, weight, 1e-6), RMS_NORM_TOLERANCE)
+
+
 # RotaryEmbedding
 
 
@@ -113,6 +131,23 @@ def test_rotary_turns_pairs_half_a_head_apart_by_position_times_frequency(
                 rotary_oracle(positions[t : t + 1], x[t : t + 1], theta),
                 tolerance,
             )
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "llama3", "yarn"])
+def test_b59_rotary_turns_by_the_scaled_frequencies_and_stretches_by_the_attention_factor(
+    layers: TierLayers, rope_type: Any
+) -> None:
+    scaling = RopeScaling(rope_type, 4.0, 32, beta_fast=8.0, attention_factor=1.25)
+    frequencies = rope_frequencies(16, 10_000.0, scaling).astype(np.float64)
+    assert not np.array_equal(frequencies, rope_frequencies(16, 10_000.0, None))
+    positions, query, key = np.array([0, 3, 100]), normal(3, 4, 16), normal(3, 2, 16, seed=1)
+    rotary = layers.module.RotaryEmbedding(16, 128, 10_000.0, scaling)
+    outputs = rotary(layers.array(positions), layers.array(query), layers.array(key))
+    turn = 1.25 * np.exp(1j * positions[:, None] * frequencies)[:, None, :]  # [T, 1, D/2]
+    for x, turned in ((query, outputs[0]), (key, outputs[1])):
+        oracle = (x[..., :8].astype(np.float64) + 1j * x[..., 8:]) * turn
+        # An angle of at most 100 radians rounds once, |x| <= 5 is stretched by 1.25.
+        assert_close(turned, np.concatenate([oracle.real, oracle.imag], axis=-1), 5 * 1.25 * EPSILON * 104)
 
 
 def test_rotary_at_position_zero_changes_nothing(layers: TierLayers) -> None:

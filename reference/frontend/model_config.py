@@ -1,0 +1,198 @@
+"""What a `config.json` says, as a `ModelConfig`.
+
+A field that is absent has the default of its architecture in transformers, because its authors' file was written
+against that; `null` is not absent, it means "derived" or "none". What the engine does not do is refused here, by name:
+a model that is half understood gives wrong text and no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reference.contracts.config import ModelConfig, RopeScaling
+
+_MAX_INTEGER = 2**24  # beyond every real model, and small enough for sizes computed from it
+_MAX_NUMBER = 1e30  # of theta and the like: float32 ends at 3e38
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "Qwen2ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
+}
+
+
+def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]) -> ModelConfig:
+    """`config.json` and `generation_config.json`, as parsed JSON, as a `ModelConfig`.
+
+    Raises:
+        ValueError: a field is missing or impossible, or asks for something that this engine does not do.
+    """
+    architectures = raw.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    if not isinstance(architecture, str) or architecture not in _DEFAULTS:
+        raise ValueError(
+            f"the architecture {architecture!r:.100} is not supported; supported: {', '.join(sorted(_DEFAULTS))}."
+        )
+    raw = _DEFAULTS[architecture] | dict(raw)
+    hidden, heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
+    max_position = _integer(raw, "max_position_embeddings")
+    rope = _rope_parameters(raw)
+    scaling, max_position = _rope_scaling(rope, max_position)
+    _refuse_unsupported(raw, max_position)
+    is_qwen2 = architecture == "Qwen2ForCausalLM"
+    has_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
+    eos = _token_ids("eos_token_id", raw.get("eos_token_id"))
+    eos += _token_ids("eos_token_id", raw_generation.get("eos_token_id"))
+    bos = _token_ids("bos_token_id", raw.get("bos_token_id"))
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_hidden_layers=_integer(raw, "num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=_integer(raw, "num_key_value_heads", heads),
+        head_dim=_integer(raw, "head_dim", hidden // heads),
+        max_position_embeddings=max_position,
+        rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
+        rope_theta=_positive(rope, "rope_theta", 10_000.0),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        rope_scaling=scaling,
+        qkv_bias=is_qwen2 or has_bias,
+        o_proj_bias=has_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
+        qk_norm=architecture == "Qwen3ForCausalLM",
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], max_position: int) -> None:
+    activation = raw.get("hidden_act") or "silu"
+    unsupported = {
+        f"the activation {activation!r:.50}": activation != "silu",
+        "quantised weights (quantization_config)": bool(raw.get("quantization_config")),
+        "sliding-window attention": _has_sliding_window(raw, max_position),
+    }
+    for what, asked in unsupported.items():
+        if asked:
+            raise ValueError(f"the model needs {what}, which is not supported.")
+
+
+def _has_sliding_window(raw: Mapping[str, Any], max_position: int) -> bool:
+    """Whether some layer looks back less far than a sequence can be long.
+
+    Mistral's window holds for all layers. Qwen's is off unless `use_sliding_window`, and then holds for the layers from
+    `max_window_layers` on, or for those that `layer_types` names.
+    """
+    layer_types = raw.get("layer_types") or ()
+    if not isinstance(layer_types, list | tuple) or any(kind != "full_attention" for kind in layer_types):
+        return True
+    if raw.get("sliding_window") is None or _integer(raw, "sliding_window") >= max_position:
+        return False
+    if raw["architectures"][0] == "MistralForCausalLM":
+        return True
+    if not raw.get("use_sliding_window") or layer_types:
+        return False
+    first = raw.get("max_window_layers", 28)
+    return not isinstance(first, int) or first < _integer(raw, "num_hidden_layers")
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Theta and scaling in one table, as newer configs have them; older ones have `rope_theta` and `rope_scaling`."""
+    new, old = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if not isinstance(new, dict) or not isinstance(old, dict):
+        raise ValueError("rope_parameters and rope_scaling must be tables.")
+    rope = dict(old or new)
+    for place in (new, raw):
+        if rope.get("rope_theta") is None:
+            rope["rope_theta"] = place.get("rope_theta")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError("the model needs a rotary embedding for each type of layer, which is not supported.")
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
+        raise ValueError(
+            "the model needs rotary embedding of only a part of each head, which is not supported."
+        )
+    return rope
+
+
+def _rope_scaling(rope: Mapping[str, Any], max_position: int) -> tuple[RopeScaling | None, int]:
+    """The scaling, and the longest sequence it makes possible.
+
+    As in vLLM: `factor` times the length before scaling, which yarn's table states and a linear one takes from
+    `max_position_embeddings`; a llama3 config already states the result.
+    """
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None, max_position
+    if kind == "linear":
+        factor = _positive(rope, "factor")
+        return RopeScaling("linear", factor), _scaled(max_position, factor)
+    original = _integer(rope, "original_max_position_embeddings", max_position)
+    if kind == "llama3":
+        low, high = _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor")
+        factor = _positive(rope, "factor")
+        scaling = RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
+        return scaling, max_position
+    if kind != "yarn":
+        raise ValueError(f"the model needs rope scaling {kind!r:.50}, which is not supported.")
+    factor = _positive(rope, "factor", max_position / original)
+    scaling = RopeScaling(
+        "yarn",
+        factor,
+        original,
+        beta_fast=_positive(rope, "beta_fast", 32.0),
+        beta_slow=_positive(rope, "beta_slow", 1.0),
+        truncate=bool(rope.get("truncate", True)),
+        attention_factor=_positive(rope, "attention_factor", _yarn_attention_factor(rope, factor)),
+    )
+    return scaling, _scaled(original, factor)
+
+
+def _scaled(length: int, factor: float) -> int:
+    scaled = int(min(length * factor, _MAX_INTEGER + 1))
+    return _integer({"max_position_embeddings": scaled}, "max_position_embeddings")
+
+
+def _yarn_attention_factor(rope: Mapping[str, Any], factor: float) -> float:
+    """The paper's recommendation, 0.1 ln(factor) + 1, or the ratio of two such that DeepSeek's configs give."""
+
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(max(factor, 1.0)) + 1.0
+
+    if not rope.get("mscale") or not rope.get("mscale_all_dim"):
+        return temperature(1.0)
+    return temperature(_positive(rope, "mscale")) / temperature(_positive(rope, "mscale_all_dim"))
+
+
+def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if raw.get(name) is None else raw[name]
+    if value is None:
+        raise ValueError(f"the field {name!r} is missing.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_INTEGER:
+        raise ValueError(f"{name} must be an integer from 1 to {_MAX_INTEGER}, got {value!r:.50}.")
+    return value
+
+
+def _positive(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = default if raw.get(name) is None else raw[name]
+    if value is None:
+        raise ValueError(f"the field {name!r} is missing.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_NUMBER:
+        raise ValueError(f"{name} must be a positive number, got {value!r:.50}.")
+    return float(value)
+
+
+def _token_ids(name: str, value: Any) -> list[int]:
+    """Absent, one id or several, as `config.json` writes them."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+        raise ValueError(f"{name} must be a token id or a list of them, got {value!r:.50}.")
+    return ids
