@@ -47,8 +47,9 @@ class EngineCore:
     ) -> None:
         self.config = config
         self.tier_name = tier.name
-        self.scheduler = tier.make_scheduler(config)
+        # The KV cache first: a pool that does not fit into memory is refused before its blocks are counted out.
         self.executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
+        self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
         self.traces: list[StepTrace] = []
 
