@@ -170,6 +170,23 @@ def _conform(arguments: argparse.Namespace) -> int:
     return 0 if report.is_equal else 1
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.benchmark == "scheduler":
+        from reference.frontend.bench_scheduler import bench_scheduler, print_costs
+
+        names = [arguments.tier] if arguments.tier is not None else sorted(available_tiers(), reverse=True)
+        print_costs(bench_scheduler([load_tier(name) for name in names]))
+        return 0
+    from reference.frontend.bench_memory import bench_memory, print_memory
+    from reference.frontend.checkpoint import load_checkpoint
+    from reference.frontend.model_store import resolve_model
+
+    model = load_checkpoint(resolve_model(arguments.model)).config
+    uses = bench_memory(pick_tier(arguments.tier), model)
+    print_memory(arguments.model, model, arguments.kv_cache_memory, uses)
+    return 0
+
+
 def _model(arguments: argparse.Namespace) -> int:
     from reference.frontend.checkpoint import load_checkpoint
     from reference.frontend.model_store import resolve_model
@@ -223,6 +240,16 @@ _COMMANDS = (
         options=("recording", "tier"),
         positional="FILE.jsonl.gz",
         examples="  twinfer conform vllm-schedules.jsonl.gz --tier reference",
+    ),
+    Command(
+        "bench",
+        "measure the cost of a scheduling step, or what sharing KV blocks saves",
+        _bench,
+        options=("bench", "tier"),
+        positional="{scheduler,memory}",
+        examples="""\
+  twinfer bench scheduler
+  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB""",
     ),
     Command(
         "model",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
+from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL, EngineArgs
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
@@ -209,6 +209,18 @@ def parse_memory(text: str) -> int:
     return int(float(number) * base ** ("kmg".index(unit[0]) + 1 if unit else 0))
 
 
+def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument("benchmark", choices=("scheduler", "memory"), help="what to measure")
+    group = parser.add_argument_group("memory")
+    group.add_argument(
+        "--model", default=DEFAULT_MODEL, metavar="MODEL", help=f"whose KV cache (default: {DEFAULT_MODEL})"
+    )
+    group.add_argument(
+        "--kv-cache-memory", type=parse_memory, default=DEFAULT_KV_CACHE_MEMORY, metavar="SIZE",
+        help="size of the pool: bytes, or 512MiB, 1GiB (default: 512MiB)",
+    )  # fmt: skip
+
+
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None]] = {
     "tier": _add_tier,
     "prompts": _add_prompts,
@@ -216,6 +228,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "workload": _add_workload,
     "recording": _add_recording,
     "model": _add_model,
+    "bench": _add_bench,
     "sampling": _add_sampling,
     "engine": _add_engine,
 }

@@ -25,7 +25,7 @@ from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, Sc
 
 _D1_SEED, _D1_FIRST_STEP = 86, 11  # the workload and step in which vLLM hits a block that was never computed
 
-_NO_MODEL = ModelConfig(
+NO_MODEL = ModelConfig(
     architecture="scripted",
     vocab_size=50_000,
     hidden_size=2,
@@ -136,7 +136,7 @@ class _Player:
         cache = CacheConfig(
             config.pop("block_size"), config.pop("num_blocks"), config.pop("enable_prefix_caching")
         )
-        self.scheduler = tier.make_scheduler(EngineConfig(_NO_MODEL, cache, SchedulerConfig(**config)))
+        self.scheduler = tier.make_scheduler(EngineConfig(NO_MODEL, cache, SchedulerConfig(**config)))
         self.requests = workload["requests"]
         self.rank = {request["id"]: request["arrival"] for request in self.requests}
         self.admitted: set[str] = set()

@@ -315,7 +315,7 @@ def test_ctrl_c_leaves_quietly_with_exit_status_130(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "diff", "conform", "model"])
+@pytest.mark.parametrize("command", ["generate", "chat", "diff", "conform", "bench", "model"])
 def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main([command, "--help"])
