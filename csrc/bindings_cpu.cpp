@@ -35,15 +35,15 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
            std::to_string(a.query_start_loc[0]) + " and " + std::to_string(a.query_start_loc[a.num_seqs]) + ".");
   }
   for (int64_t s = 0; s < a.num_seqs; ++s) {
-    const std::string which = " of sequence " + std::to_string(s);
+    const auto which = [s] { return " of sequence " + std::to_string(s); };  // only a refusal needs it
     const int64_t rows = int64_t{a.query_start_loc[s + 1]} - a.query_start_loc[s];
     if (rows < 0) {
-      reject("query_start_loc: expected ascending values, got " + std::to_string(rows) + " rows" + which + ".");
+      reject("query_start_loc: expected ascending values, got " + std::to_string(rows) + " rows" + which() + ".");
     }
     const int64_t length = a.seq_lens[s], room = max_blocks * a.block_size;
     if (length < rows || length > room) {
       reject("seq_lens: expected between " + std::to_string(rows) + " (the query rows) and " + std::to_string(room) +
-             " (max_blocks * B)" + which + ", got " + std::to_string(length) + ".");
+             " (max_blocks * B)" + which() + ", got " + std::to_string(length) + ".");
     }
     if (rows == 0) continue;
     const int64_t used = (length + a.block_size - 1) / a.block_size;
@@ -51,7 +51,7 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
       const int32_t block = a.block_tables[s][i];
       if (block >= 0 && block < num_blocks) continue;
       reject("block_tables: expected blocks in [0, " + std::to_string(num_blocks) + "), got " +
-             std::to_string(block) + " at entry " + std::to_string(i) + which + ".");
+             std::to_string(block) + " at entry " + std::to_string(i) + which() + ".");
     }
   }
 }
