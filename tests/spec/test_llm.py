@@ -391,8 +391,9 @@ def test_an_unknown_model_is_one_sentence(tier: Tier, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_logger() -> Iterator[logging.Logger]:
-    """The engine's logger as a new process has it; afterwards as it was."""
+def own_logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """The engine's logger as a new process has it, with no level asked for; afterwards as it was."""
+    monkeypatch.delenv(LEVEL_VARIABLE, raising=False)
     logger = logging.getLogger("twinfer")
     level, handlers = logger.level, list(logger.handlers)
     logger.handlers.clear()
