@@ -122,6 +122,33 @@ void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, do
                           cpu::active_isa(), threads);
 }
 
+void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias, double eps, int threads) {
+  Arguments args;
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
+  const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
+  const TensorView b = args.tensor("bias", bias, kFloat32, kContiguous, {"C"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::layer_norm({rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), b.data<const float>(),
+                   args["T"], args["C"], static_cast<float>(eps)},
+                  cpu::active_isa(), threads);
+}
+
+void fused_add_layer_norm(py::handle x, py::handle residual, py::handle weight, py::handle bias, double eps,
+                          int threads) {
+  Arguments args;
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView res = args.tensor("residual", residual, kFloat32, kRows, {"T", "C"});
+  const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
+  const TensorView b = args.tensor("bias", bias, kFloat32, kContiguous, {"C"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::fused_add_layer_norm({rows_of<float>(in), rows_of<float>(res), w.data<const float>(), b.data<const float>(),
+                             args["T"], args["C"], static_cast<float>(eps)},
+                            cpu::active_isa(), threads);
+}
+
 void rotary_embedding(py::handle positions, py::handle query, py::handle key, py::handle cos_sin_cache, int threads) {
   Arguments args;
   const TensorView pos = args.tensor("positions", positions, kInt64, kContiguous, {"T"});
@@ -148,6 +175,15 @@ void silu_and_mul(py::handle out, py::handle gate_up, int threads) {
   check_threads(threads);
   const py::gil_scoped_release released;
   cpu::silu_and_mul({rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, cpu::active_isa(), threads);
+}
+
+void gelu(py::handle out, py::handle x, int threads) {
+  Arguments args;
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "F"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::gelu({rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, cpu::active_isa(), threads);
 }
 
 void check_sampling(const cpu::Sample& call) {
@@ -217,9 +253,14 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
         arg("threads"));
+  m.def("layer_norm", &twinfer::layer_norm, arg("out"), arg("x"), arg("weight"), arg("bias"), arg("eps"),
+        arg("threads"));
+  m.def("fused_add_layer_norm", &twinfer::fused_add_layer_norm, arg("x"), arg("residual"), arg("weight"), arg("bias"),
+        arg("eps"), arg("threads"));
   m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),
         arg("cos_sin_cache"), arg("threads"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("threads"));
+  m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("threads"));
   m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("seeds"),
         arg("output_positions"), arg("out"), arg("threads"));
   m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));

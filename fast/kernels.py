@@ -150,6 +150,42 @@ def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     _cpu.fused_add_rms_norm(x, residual, weight, eps, torch.get_num_threads())
 
 
+def layer_norm(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> None:
+    """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row.
+
+    Args:
+        out: [T, C], rows, written; may be `x`.
+        x: [T, C], rows.
+        weight, bias: [C].
+        eps: added to the variance, the mean of the squared distances to the mean.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    Ba et al., "Layer Normalization" (2016).
+    """
+    _cpu.layer_norm(out, x, weight, bias, eps, torch.get_num_threads())
+
+
+def fused_add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> None:
+    """residual += x, then x = layer_norm(residual), in one call.
+
+    Args:
+        x: [T, C], rows; a layer's output, replaced by the next layer's input.
+        residual: [T, C], rows, updated in place.
+        weight, bias: [C].
+        eps: added to the variance.
+
+    Raises:
+        ValueError: a bad tensor.
+    """
+    _cpu.fused_add_layer_norm(x, residual, weight, bias, eps, torch.get_num_threads())
+
+
 def rotary_embedding(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
@@ -182,6 +218,21 @@ def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     SwiGLU: Shazeer, 2020. Name as in vLLM's `csrc/activation_kernels.cu`.
     """
     _cpu.silu_and_mul(out, gate_up, torch.get_num_threads())
+
+
+def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
+    """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
+
+    Args:
+        out: [T, F], rows, written; may be `x`.
+        x: [T, F], rows.
+
+    Raises:
+        ValueError: a bad tensor.
+
+    The tanh form of Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), which GPT-2 uses.
+    """
+    _cpu.gelu(out, x, torch.get_num_threads())
 
 
 def sample(

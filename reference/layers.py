@@ -5,6 +5,7 @@ C is a layer's input width, F its output width; T tokens, H query heads, Hkv KV 
 
 from __future__ import annotations
 
+import math
 from typing import overload
 
 import numpy as np
@@ -63,6 +64,26 @@ class RMSNorm:
         return normed
 
 
+class LayerNorm:
+    """Subtract each row's mean, divide by its standard deviation, then scale and shift each column.
+
+    Source: Ba et al., "Layer Normalization" (2016); residual form as that of `RMSNorm`.
+    """
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, eps: float) -> None:
+        self.weight = weight  # [C]
+        self.bias = bias  # [C]
+        self.eps = np.float32(eps)
+
+    def __call__(self, x: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Two [T, C] -> (normed x + residual, x + residual)."""
+        x = x + residual  # [T, C]
+        centred = x - np.mean(x, axis=-1, keepdims=True)  # [T, C]
+        variance = np.mean(centred * centred, axis=-1, keepdims=True)  # [T, 1]
+        normed = centred / np.sqrt(variance + self.eps)  # [T, C]
+        return self.weight * normed + self.bias, x
+
+
 class RotaryEmbedding:
     """Turn each pair of numbers (x[i], x[i + D/2]) of a head by an angle that grows with the token's position.
 
@@ -99,4 +120,14 @@ def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
     gate, up = np.split(gate_up, 2, axis=-1)  # each [T, F]
     with np.errstate(over="ignore"):  # e^-x is inf below -88, and x / inf = -0 is the right limit
         activated: np.ndarray = gate / (1 + np.exp(-gate)) * up  # [T, F]
+    return activated
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the chance that a standard normal number is below x, by the tanh formula: [T, F] -> [T, F].
+
+    Source: Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016).
+    """
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)  # [T, F]
+    activated: np.ndarray = np.float32(0.5) * x * (1 + np.tanh(inner))  # [T, F]
     return activated

@@ -51,4 +51,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "rope_scaling": YARN,
         "tie_word_embeddings": False,
     },
+    "gpt2": {"architecture": "GPT2LMHeadModel"},
+    "gpt2, other sizes, untied": {
+        "architecture": "GPT2LMHeadModel",
+        "n_embd": 60,
+        "n_head": 4,
+        "n_inner": 100,
+        "n_layer": 3,
+        "activation_function": "gelu_pytorch_tanh",
+        "tie_word_embeddings": False,
+    },
 }

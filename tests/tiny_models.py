@@ -72,7 +72,8 @@ def make_tiny_model(
     """The same for any architecture; `changes` are fields of config.json, `...` leaves one out."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"architectures": [architecture], "model_type": MODEL_TYPES[architecture]} | LLAMA_CONFIG
+    config = {"architectures": [architecture], "model_type": MODEL_TYPES[architecture]}
+    config |= GPT2_CONFIG if architecture == "GPT2LMHeadModel" else LLAMA_CONFIG
     config = {name: value for name, value in (config | changes).items() if value is not ...}
     save_tokenizer(folder, config["vocab_size"])
     write_json(folder / "config.json", config)
@@ -82,6 +83,7 @@ def make_tiny_model(
 
 
 MODEL_TYPES = {
+    "GPT2LMHeadModel": "gpt2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
@@ -106,6 +108,19 @@ LLAMA_CONFIG: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+GPT2_CONFIG: dict[str, Any] = {
+    "vocab_size": 320,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 
 
 def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
@@ -113,9 +128,11 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
 
     Biases and norms of q and k come from a generator of their own: the other weights stay those of a plain Llama.
     """
+    architecture = config["architectures"][0]
+    if architecture == "GPT2LMHeadModel":
+        return random_gpt2_weights(config, seed)
     weights = random_llama_weights(config, seed)
     rng = np.random.default_rng([seed, 1])
-    architecture = config["architectures"][0]
     biased: tuple[str, ...] = ()
     if architecture == "Qwen2ForCausalLM":
         biased = ("q_proj", "k_proj", "v_proj")
@@ -166,6 +183,41 @@ def random_llama_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndar
     weights["model.norm.weight"] = norm(FINAL_NORM_GAIN)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = matrix(vocab, hidden, LOGITS_STD / FINAL_NORM_GAIN)
+    return weights
+
+
+def random_gpt2_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """The same for GPT-2, whose matrices are [in, out]."""
+    rng = np.random.default_rng(seed)
+    hidden, vocab = config["n_embd"], config["vocab_size"]
+    ffn = config.get("n_inner") or 4 * hidden
+    weights: dict[str, np.ndarray] = {}
+
+    def normal(*shape: int, std: float) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+    def linear(name: str, inputs: int, outputs: int, gain: float) -> None:
+        weights[f"{name}.weight"] = normal(inputs, outputs, std=gain / np.sqrt(inputs))
+        weights[f"{name}.bias"] = normal(outputs, std=0.5)
+
+    def norm(name: str, gain: float = 1.0) -> None:
+        weights[f"{name}.weight"] = np.asarray(gain * rng.uniform(0.5, 1.5, hidden), dtype=np.float32)
+        weights[f"{name}.bias"] = normal(hidden, std=0.2)
+
+    std = LOGITS_STD / FINAL_NORM_GAIN / np.sqrt(hidden)
+    weights["transformer.wte.weight"] = normal(vocab, hidden, std=std)
+    weights["transformer.wpe.weight"] = normal(config["n_positions"], hidden, std=std)
+    for layer in range(config["n_layer"]):
+        prefix = f"transformer.h.{layer}"
+        norm(f"{prefix}.ln_1")
+        linear(f"{prefix}.attn.c_attn", hidden, 3 * hidden, 2.2)
+        linear(f"{prefix}.attn.c_proj", hidden, hidden, 2.0)
+        norm(f"{prefix}.ln_2")
+        linear(f"{prefix}.mlp.c_fc", hidden, ffn, 2.0)
+        linear(f"{prefix}.mlp.c_proj", ffn, hidden, 1.0)
+    norm("transformer.ln_f", FINAL_NORM_GAIN)
+    if config.get("tie_word_embeddings") is False:
+        weights["lm_head.weight"] = normal(vocab, hidden, std=std)
     return weights
 
 

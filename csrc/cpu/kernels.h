@@ -79,6 +79,28 @@ struct FusedAddRmsNorm {
 };
 void fused_add_rms_norm(const FusedAddRmsNorm& args, Isa isa, int threads);
 
+struct LayerNorm {
+  Rows<float> out;                // [T, C]
+  Rows<const float> x;            // [T, C]
+  const float* weight;            // [C]
+  const float* bias;              // [C]
+  int64_t num_tokens;             // T
+  int64_t hidden_size;            // C
+  float eps;
+};
+void layer_norm(const LayerNorm& args, Isa isa, int threads);
+
+struct FusedAddLayerNorm {
+  Rows<float> x;                  // [T, C]
+  Rows<float> residual;           // [T, C]
+  const float* weight;            // [C]
+  const float* bias;              // [C]
+  int64_t num_tokens;             // T
+  int64_t hidden_size;            // C
+  float eps;
+};
+void fused_add_layer_norm(const FusedAddLayerNorm& args, Isa isa, int threads);
+
 struct RotaryEmbedding {
   const int64_t* positions;       // [T]
   Rows<float> query;              // [T, H*D]
@@ -98,6 +120,14 @@ struct SiluAndMul {
   int64_t ffn_size;               // F
 };
 void silu_and_mul(const SiluAndMul& args, Isa isa, int threads);
+
+struct Gelu {
+  Rows<float> out;                // [T, F]
+  Rows<const float> x;            // [T, F]
+  int64_t num_tokens;             // T
+  int64_t ffn_size;               // F
+};
+void gelu(const Gelu& args, Isa isa, int threads);
 
 struct Sample {
   Rows<const float> logits;       // [R, V]

@@ -29,6 +29,18 @@ void fused_add_rms_norm(const FusedAddRmsNorm& args, Isa isa, int threads) {
                 [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }
 
+void layer_norm(const LayerNorm& args, Isa isa, int threads) {
+  const auto rows = TWINFER_DISPATCH(isa, layer_norm_rows);
+  parallel_rows(args.num_tokens, 2 * args.hidden_size, threads,
+                [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+}
+
+void fused_add_layer_norm(const FusedAddLayerNorm& args, Isa isa, int threads) {
+  const auto rows = TWINFER_DISPATCH(isa, fused_add_layer_norm_rows);
+  parallel_rows(args.num_tokens, 3 * args.hidden_size, threads,
+                [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+}
+
 void rotary_embedding(const RotaryEmbedding& args, Isa isa, int threads) {
   const auto rows = TWINFER_DISPATCH(isa, rotary_rows);
   const int64_t row_size = int64_t{args.num_heads + args.num_kv_heads} * args.head_dim;
@@ -38,6 +50,12 @@ void rotary_embedding(const RotaryEmbedding& args, Isa isa, int threads) {
 void silu_and_mul(const SiluAndMul& args, Isa isa, int threads) {
   const auto rows = TWINFER_DISPATCH(isa, silu_and_mul_rows);
   // An exponential and a division are worth about eight additions.
+  parallel_rows(args.num_tokens, 8 * args.ffn_size, threads,
+                [&](int64_t begin, int64_t end) { rows(args, begin, end); });
+}
+
+void gelu(const Gelu& args, Isa isa, int threads) {
+  const auto rows = TWINFER_DISPATCH(isa, gelu_rows);
   parallel_rows(args.num_tokens, 8 * args.ffn_size, threads,
                 [&](int64_t begin, int64_t end) { rows(args, begin, end); });
 }

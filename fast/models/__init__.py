@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fast.models.gpt2 import GPT2LMHeadModel
 from fast.models.llama import LlamaForCausalLM
 
-_MODELS = {
+_MODELS: dict[str, type[GPT2LMHeadModel] | type[LlamaForCausalLM]] = {
+    "GPT2LMHeadModel": GPT2LMHeadModel,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,
@@ -12,7 +14,7 @@ _MODELS = {
 }
 
 
-def get_model_class(architecture: str) -> type[LlamaForCausalLM]:
+def get_model_class(architecture: str) -> type[GPT2LMHeadModel] | type[LlamaForCausalLM]:
     """The model class for an architecture name.
 
     Raises:

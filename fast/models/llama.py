@@ -14,30 +14,21 @@ C is the hidden size, F the intermediate size; the other letters are the usual o
 
 from __future__ import annotations
 
-import warnings
-
-import numpy as np
 import torch
 import torch.nn.functional
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
+from fast.models.weights import as_tensor
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
 KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B, Hkv, D]
 
 
-def _as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The same memory as a tensor. Torch warns of read-only memory (a mapped file); weights are only read."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
-
-
 def _stack(checkpoint: Checkpoint, *names: str) -> torch.Tensor:
     """One tensor as it is, or several stacked along their first dimension (a copy, made by all cores)."""
-    tensors = [_as_tensor(checkpoint.tensor(name)) for name in names]
+    tensors = [as_tensor(checkpoint.tensor(name)) for name in names]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 

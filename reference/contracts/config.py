@@ -59,8 +59,8 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     max_position_embeddings: int  # longest sequence, rope scaling included
-    rms_norm_eps: float
-    rope_theta: float
+    rms_norm_eps: float  # of every norm; GPT-2's layer_norm_epsilon too
+    rope_theta: float  # 0: positions are learned, nothing is turned
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class ModelConfig:
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
                 f"({self.num_key_value_heads}): each KV head serves a whole group of query heads."
             )
-        if self.head_dim % 2:
+        if self.rope_theta and self.head_dim % 2:
             raise ValueError(
                 f"head_dim ({self.head_dim}) must be even: rotary embedding turns pairs of numbers."
             )

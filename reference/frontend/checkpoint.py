@@ -19,6 +19,8 @@ from reference.frontend.model_store import ModelError, cache_dir, identity, publ
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _MAX_HEADER_BYTES = 100 * 1024**2  # the safetensors format's own limit
+# What older files carry along although it follows from the config: frequencies, and GPT-2's causal masks.
+_LEFTOVERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _CONVERSION = 1  # version of what a GGUF file becomes; raise it when the result changes
 
 
@@ -91,7 +93,7 @@ class SafetensorsCheckpoint:
 
     def check_all_used(self) -> None:
         tied = {"lm_head.weight"} if self.config.tie_word_embeddings else set()
-        unknown = sorted(n for n in self._unused - tied if not n.endswith("rotary_emb.inv_freq"))
+        unknown = sorted(n for n in self._unused - tied if not n.endswith(_LEFTOVERS))
         if unknown:
             more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
             raise ModelError(
@@ -113,19 +115,55 @@ class SafetensorsCheckpoint:
                 if not 0 <= begin <= end <= len(data) or any(n < 0 for n in shape):
                     raise ValueError("it lies outside the file")
                 # frombuffer makes no copy, and reshape compares the size with the shape
-                self._tensors[name] = np.frombuffer(data[begin:end], dtype=_DTYPES[dtype]).reshape(shape)
+                tensor = np.frombuffer(data[begin:end], dtype=_DTYPES[dtype]).reshape(shape)
             except ModelError:
                 raise
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise ModelError(
                     f"{file} is damaged: the tensor {name!r:.100} cannot be read ({error})."
                 ) from error
+            name = _canonical(self.config, name)
+            self._tensors[name] = tensor
             if dtype == "BF16":
                 self._is_bf16.add(name)
 
 
+def _canonical(config: ModelConfig, name: str) -> str:
+    """The name under which a tensor is asked for: the first GPT-2 files leave out the name of the whole."""
+    if config.architecture == "GPT2LMHeadModel" and not name.startswith(("transformer.", "lm_head.")):
+        return f"transformer.{name}"
+    return name
+
+
 def expected_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
-    """Shape that a tensor of the Llama family must have, None for an unknown name. A bias has one number a row."""
+    """Shape that a tensor must have, None for an unknown name."""
+    shapes = _gpt2_shape if config.architecture == "GPT2LMHeadModel" else _llama_shape
+    return shapes(config, name)
+
+
+def _gpt2_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
+    """Matrices are [in, out]."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "transformer.wte": (config.vocab_size, hidden),
+        "transformer.wpe": (config.max_position_embeddings, hidden),
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, ffn),
+        "mlp.c_proj": (ffn, hidden),
+        "lm_head": (config.vocab_size, hidden),
+    }
+    module, _, kind = name.rpartition(".")
+    shape = shapes.get(".".join(module.split(".")[-2:]))
+    if module.endswith((".ln_1", ".ln_2", ".ln_f")):
+        shape = (hidden,)
+    if shape is None or kind not in ("weight", "bias"):
+        return None
+    return shape if kind == "weight" else shape[-1:]
+
+
+def _llama_shape(config: ModelConfig, name: str) -> tuple[int, ...] | None:
+    """Matrices are [out, in]; a bias has one number for each row."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     q = config.num_attention_heads * config.head_dim
     kv = config.num_key_value_heads * config.head_dim

@@ -17,6 +17,13 @@ _MAX_INTEGER = 2**24  # beyond every real model, and small enough for sizes comp
 _MAX_NUMBER = 1e30  # of theta and the like: float32 ends at 3e38
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {
+        "n_positions": 1024,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
+    },
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
     "MistralForCausalLM": {
         "max_position_embeddings": 131_072,
@@ -41,6 +48,16 @@ def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]
             f"the architecture {architecture!r:.100} is not supported; supported: {', '.join(sorted(_DEFAULTS))}."
         )
     raw = _DEFAULTS[architecture] | dict(raw)
+    eos = _token_ids("eos_token_id", raw.get("eos_token_id"))
+    eos += _token_ids("eos_token_id", raw_generation.get("eos_token_id"))
+    bos = _token_ids("bos_token_id", raw.get("bos_token_id"))
+    parse = _gpt2_config if architecture == "GPT2LMHeadModel" else _llama_config
+    return parse(architecture, raw, bos[0] if bos else None, tuple(dict.fromkeys(eos)))
+
+
+def _llama_config(
+    architecture: str, raw: Mapping[str, Any], bos: int | None, eos: tuple[int, ...]
+) -> ModelConfig:
     hidden, heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
     max_position = _integer(raw, "max_position_embeddings")
     rope = _rope_parameters(raw)
@@ -48,9 +65,6 @@ def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]
     _refuse_unsupported(raw, max_position)
     is_qwen2 = architecture == "Qwen2ForCausalLM"
     has_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
-    eos = _token_ids("eos_token_id", raw.get("eos_token_id"))
-    eos += _token_ids("eos_token_id", raw_generation.get("eos_token_id"))
-    bos = _token_ids("bos_token_id", raw.get("bos_token_id"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=_integer(raw, "vocab_size"),
@@ -64,8 +78,8 @@ def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]
         rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6),
         rope_theta=_positive(rope, "rope_theta", 10_000.0),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        bos_token_id=bos,
+        eos_token_ids=eos,
         rope_scaling=scaling,
         qkv_bias=is_qwen2 or has_bias,
         o_proj_bias=has_bias,
@@ -74,13 +88,56 @@ def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]
     )
 
 
+def _gpt2_config(
+    architecture: str, raw: Mapping[str, Any], bos: int | None, eos: tuple[int, ...]
+) -> ModelConfig:
+    activation = raw["activation_function"]
+    _refuse(
+        {
+            f"the activation {activation!r:.50}": activation not in ("gelu_new", "gelu_pytorch_tanh"),
+            "attention without scaling (scale_attn_weights)": not raw["scale_attn_weights"],
+            "scaling by layer (scale_attn_by_inverse_layer_idx)": raw.get("scale_attn_by_inverse_layer_idx"),
+            "cross-attention": raw.get("add_cross_attention"),
+            "quantised weights (quantization_config)": raw.get("quantization_config"),
+        }
+    )
+    hidden, heads = _integer(raw, "n_embd"), _integer(raw, "n_head")
+    if hidden % heads:
+        raise ValueError(f"n_embd ({hidden}) must be a multiple of n_head ({heads}).")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_integer(raw, "n_inner", 4 * hidden),
+        num_hidden_layers=_integer(raw, "n_layer"),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden // heads,
+        max_position_embeddings=_integer(raw, "n_positions"),
+        rms_norm_eps=_positive(raw, "layer_norm_epsilon"),
+        rope_theta=0.0,
+        tie_word_embeddings=bool(raw["tie_word_embeddings"]),
+        bos_token_id=bos,
+        eos_token_ids=eos,
+        qkv_bias=True,
+        o_proj_bias=True,
+        mlp_bias=True,
+    )
+
+
 def _refuse_unsupported(raw: Mapping[str, Any], max_position: int) -> None:
     activation = raw.get("hidden_act") or "silu"
-    unsupported = {
-        f"the activation {activation!r:.50}": activation != "silu",
-        "quantised weights (quantization_config)": bool(raw.get("quantization_config")),
-        "sliding-window attention": _has_sliding_window(raw, max_position),
-    }
+    _refuse(
+        {
+            f"the activation {activation!r:.50}": activation != "silu",
+            "quantised weights (quantization_config)": raw.get("quantization_config"),
+            "sliding-window attention": _has_sliding_window(raw, max_position),
+        }
+    )
+
+
+def _refuse(unsupported: Mapping[str, Any]) -> None:
+    """Name the first thing that the config asks for."""
     for what, asked in unsupported.items():
         if asked:
             raise ValueError(f"the model needs {what}, which is not supported.")

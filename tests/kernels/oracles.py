@@ -28,6 +28,15 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
 
 
+def layer_norm(x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
+
+
+def gelu(x: Floats) -> Floats:
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
 def silu_and_mul(gate_up: Floats) -> Floats:
     gate, up = np.split(gate_up, 2, axis=-1)
     return gate / (1.0 + np.exp(-gate)) * up

@@ -51,6 +51,14 @@ def valid_calls() -> dict[str, Call]:
             kernels.fused_add_rms_norm,
             {"x": zeros(3, 8), "residual": zeros(3, 8), "weight": zeros(8), "eps": 1e-5},
         ),
+        "layer_norm": (
+            kernels.layer_norm,
+            {"out": zeros(3, 8), "x": zeros(3, 8), "weight": zeros(8), "bias": zeros(8), "eps": 1e-5},
+        ),
+        "fused_add_layer_norm": (
+            kernels.fused_add_layer_norm,
+            {"x": zeros(3, 8), "residual": zeros(3, 8), "weight": zeros(8), "bias": zeros(8), "eps": 1e-5},
+        ),
         "rotary_embedding": (
             kernels.rotary_embedding,
             {
@@ -61,6 +69,7 @@ def valid_calls() -> dict[str, Call]:
             },
         ),
         "silu_and_mul": (kernels.silu_and_mul, {"out": zeros(3, 8), "gate_up": zeros(3, 16)}),
+        "gelu": (kernels.gelu, {"out": zeros(3, 8), "x": zeros(3, 8)}),
         "sample": (
             kernels.sample,
             {

@@ -1,4 +1,4 @@
-"""rms_norm, head_rms_norm, fused_add_rms_norm, rotary_embedding, silu_and_mul."""
+"""The layers that work on one row: three RMS norms, two layer norms, rotary_embedding, silu_and_mul, gelu."""
 
 from __future__ import annotations
 
@@ -83,6 +83,52 @@ def test_fused_add_rms_norm_updates_the_residual_and_equals_add_then_norm(shape:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_layer_norm_equals_the_formula_and_writes_every_element(
+    shape: tuple[int, int], offset: float
+) -> None:
+    x, out = random(*shape, seed=0) + offset, poisoned(*shape)
+    weight, bias = random(shape[1], seed=1), random(shape[1], seed=2)
+    kernels.layer_norm(out, x, weight, bias, EPS)
+    expected = oracles.layer_norm(x.double().numpy(), weight.double().numpy(), bias.double().numpy(), EPS)
+    # An offset of 20 standard deviations costs the distances to the mean four bits.
+    assert_close(out, expected, ELEMENTWISE_TOLERANCE * (1 + offset))
+
+
+def test_layer_norm_of_equal_numbers_is_the_bias() -> None:
+    out, bias = poisoned(2, 48), random(48, seed=0)
+    kernels.layer_norm(out, torch.full((2, 48), 2.0), torch.ones(48), bias, EPS)
+    assert torch.equal(out, bias.expand(2, 48))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_add_layer_norm_updates_the_residual_and_equals_add_then_norm(shape: tuple[int, int]) -> None:
+    x, residual = random(*shape, seed=0), random(*shape, seed=1)
+    weight, bias = random(shape[1], seed=2), random(shape[1], seed=3)
+    added, normed = x + residual, poisoned(*shape)
+    kernels.layer_norm(normed, added, weight, bias, EPS)
+    kernels.fused_add_layer_norm(x, residual, weight, bias, EPS)
+    assert torch.equal(residual, added)
+    assert torch.equal(x, normed)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("spread", [1.0, 60.0])
+def test_gelu_equals_the_formula_also_where_the_tanh_is_flat(shape: tuple[int, int], spread: float) -> None:
+    x, out = random(*shape, seed=0) * spread, poisoned(*shape)
+    kernels.gelu(out, x)
+    assert_close(out, oracles.gelu(x.double().numpy()), ELEMENTWISE_TOLERANCE)
+    kernels.gelu(x, x)
+    assert torch.equal(x, out)
+
+
+def test_gelu_at_extremes_is_zero_or_the_number_itself() -> None:
+    x = torch.tensor([[-3e38, -1e30, -200.0, 0.0, 200.0, 1e30, 3e38]])
+    kernels.gelu(x, x)
+    assert torch.equal(x, torch.tensor([[0.0, 0.0, 0.0, 0.0, 200.0, 1e30, 3e38]]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spread", [1.0, 60.0])
 def test_silu_and_mul_equals_the_formula_also_where_the_exponential_overflows(
     shape: tuple[int, int], spread: float
@@ -158,7 +204,10 @@ def run_all_layers(rows: torch.Tensor) -> list[torch.Tensor]:
     rotated, heads = rows.clone().view(num_tokens, 12, 128), rows.clone().view(num_tokens, 12, 128)
     kernels.head_rms_norm(heads, weight[:128].contiguous(), EPS)
     kernels.rotary_embedding(torch.full((num_tokens,), 33), rotated[:, :9], rotated[:, 9:], cache)
-    return [normed, gated, x, residual, rotated, heads]
+    bias, centred, activated = random(1536, seed=2), poisoned(num_tokens, 1536), poisoned(num_tokens, 1536)
+    kernels.layer_norm(centred, rows, weight, bias, EPS)
+    kernels.gelu(activated, rows)
+    return [normed, gated, x, residual, rotated, heads, centred, activated]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

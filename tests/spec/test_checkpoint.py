@@ -19,6 +19,7 @@ import pytest
 from gguf import GGMLQuantizationType as QType
 from safetensors.numpy import load_file, save_file
 
+from reference.contracts.protocols import Tier
 from reference.frontend import checkpoint as checkpoint_module
 from reference.frontend import gguf_file
 from reference.frontend.checkpoint import load_checkpoint, model_folder
@@ -400,6 +401,70 @@ def test_a_window_that_never_hides_a_token_is_no_window(
     tmp_path: Path, name: str, fields: dict[str, Any]
 ) -> None:
     assert load_checkpoint(make_tiny_model(tmp_path, name, **fields)).config.max_position_embeddings == 512
+
+
+GPT2 = "GPT2LMHeadModel"
+
+
+def test_a_gpt2_config_is_read_by_its_own_names(tmp_path: Path) -> None:
+    config = load_checkpoint(make_tiny_model(tmp_path, GPT2, n_inner=96, layer_norm_epsilon=1e-6)).config
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (320, 64, 96)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (2, 4, 4)
+    assert (config.head_dim, config.max_position_embeddings) == (16, 512)
+    assert (config.rms_norm_eps, config.rope_theta, config.tie_word_embeddings) == (1e-6, 0.0, True)
+    assert (config.bos_token_id, config.eos_token_ids) == (0, (1,))
+
+
+def test_absent_fields_of_a_gpt2_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, GPT2)
+    absent = dict.fromkeys(("n_positions", "n_inner", "activation_function", "layer_norm_epsilon"), ...)
+    config = load_checkpoint(change(folder, **absent)).config
+    assert (config.max_position_embeddings, config.intermediate_size) == (1024, 256)
+    assert config.rms_norm_eps == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"activation_function": "relu"}, "the activation 'relu', which is not supported"),
+        ({"scale_attn_weights": False}, "attention without scaling"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scaling by layer"),
+        ({"add_cross_attention": True}, "cross-attention"),
+        ({"n_head": 5}, r"n_embd \(64\) must be a multiple of n_head \(5\)"),
+        ({"n_layer": ...}, "field 'n_layer' is missing"),
+    ],
+)
+def test_a_gpt2_that_cannot_be_served_is_refused(
+    tmp_path: Path, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        load_checkpoint(change(make_tiny_model(tmp_path, GPT2), **fields))
+
+
+def test_the_first_gpt2_files_without_a_prefix_and_with_causal_masks_are_read(
+    tmp_path: Path, tier: Tier
+) -> None:
+    folder = make_tiny_model(tmp_path, GPT2)
+    tensors = weights(folder)
+    masks = {
+        "h.0.attn.bias": np.ones((1, 1, 4, 4), np.float32),
+        "h.0.attn.masked_bias": np.zeros(1, np.float32),
+    }
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks
+    checkpoint = load_checkpoint(rewrite(folder, old))
+    tier.make_model_runner(EngineArgs().create_engine_config(checkpoint.config, "cpu"), checkpoint)
+    np.testing.assert_array_equal(
+        checkpoint.tensor("transformer.h.1.mlp.c_fc.weight"), tensors["transformer.h.1.mlp.c_fc.weight"]
+    )
+
+
+def test_a_gpt2_matrix_the_other_way_round_is_refused_with_both_shapes(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, GPT2)
+    name = "transformer.h.0.attn.c_attn.weight"
+    tensors = weights(folder)
+    rewrite(folder, tensors | {name: np.ascontiguousarray(tensors[name].T)})
+    with pytest.raises(ModelError, match=rf"{name} has the shape \(192, 64\), but .* asks for \(64, 192\)"):
+        load_checkpoint(folder).tensor(name)
 
 
 # B59: rope scaling

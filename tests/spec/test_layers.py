@@ -102,6 +102,39 @@ def test_rms_norm_of_heads_normalises_each_head_alone_by_one_weight(
     assert_close(output, rms_norm_oracle(x, weight, 1e-6), RMS_NORM_TOLERANCE)
 
 
+# LayerNorm
+
+
+def layer_norm_oracle(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> np.ndarray:
+    x = x.astype(np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * weight + bias
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 40])
+@pytest.mark.parametrize(("spread", "offset"), [(1e-3, 0.0), (1.0, 3.0), (1e4, -1e3)])
+def test_layer_norm_centres_each_row_and_returns_the_sum_beside_it(
+    layers: TierLayers, num_tokens: int, spread: float, offset: float
+) -> None:
+    x, residual = normal(num_tokens, 576) * np.float32(spread), np.full((num_tokens, 576), np.float32(offset))
+    weight, bias = normal(576, seed=1), normal(576, seed=2)
+    norm = layers.module.LayerNorm(layers.array(weight), layers.array(bias), 1e-5)
+    normed, total = norm(layers.array(x), layers.array(residual))
+    assert np.array_equal(to_numpy(total), x + residual)
+    # A mean of 576 numbers, then as RMSNorm. Offset / spread is at most 3: the difference cancels two bits.
+    assert_close(normed, layer_norm_oracle(x + residual, weight, bias, 1e-5), RMS_NORM_TOLERANCE * 4)
+
+
+def test_layer_norm_of_a_row_far_from_zero_keeps_its_variance(layers: TierLayers) -> None:
+    # The variance 2 of a row around 3000 is lost where it is computed as a difference of squares of 9e6.
+    row = np.float32([[3000, 3002, 2998, 3000] * 16])
+    norm = layers.module.LayerNorm(
+        layers.array(np.ones(64, np.float32)), layers.array(np.zeros(64, np.float32)), 0.0
+    )
+    normed, _ = norm(layers.array(row), layers.array(np.zeros_like(row)))
+    assert_close(normed, np.array([[0, 2, -2, 0] * 16]) / np.sqrt(2), 1e-6)
+
+
 # RotaryEmbedding
 
 
@@ -184,3 +217,21 @@ def test_silu_of_extreme_gates_is_zero_or_the_gate_and_never_nan(layers: TierLay
     output = to_numpy(layers.module.silu_and_mul(layers.array(gate_up)))
     assert np.abs(output[0, :3]).max() < 1e-30
     assert output[0, 3:].tolist() == [0.0, 180.0, 2000.0]
+
+
+# GELU
+
+
+def test_gelu_is_the_tanh_formula(layers: TierLayers) -> None:
+    x = normal(6, 97) * np.float32(3)
+    exact = x.astype(np.float64)
+    oracle = exact / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (exact + 0.044715 * exact**3)))
+    # The angle of up to 40 carries six roundings into the exponential; where it is large, the result is 0 or x.
+    assert_close(layers.module.gelu(layers.array(x)), oracle, 16 * EPSILON)
+
+
+def test_gelu_of_extreme_numbers_is_zero_or_the_number_and_never_nan(layers: TierLayers) -> None:
+    x = np.array([[-1e10, -1000.0, -20.0, 0.0, 20.0, 1000.0, 1e10]], dtype=np.float32)
+    output = to_numpy(layers.module.gelu(layers.array(x)))
+    assert np.abs(output[0, :4]).max() < 1e-30
+    assert output[0, 4:].tolist() == [20.0, 1000.0, float(np.float32(1e10))]
