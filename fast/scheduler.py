@@ -27,7 +27,7 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerSnapshot
+from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
 
 
 class _FcfsQueue:
@@ -103,16 +103,18 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
+        self.by_priority = config.scheduler.scheduling_policy == "priority"
         self.cache_config = config.cache
         self.max_total_tokens = config.max_total_tokens
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting: _FcfsQueue | _PriorityQueue
-        self.waiting = _PriorityQueue() if self.config.scheduling_policy == "priority" else _FcfsQueue()
+        self.waiting = _PriorityQueue() if self.by_priority else _FcfsQueue()
         self.finished_req_ids: list[str] = []
         self.num_tokens_sent: dict[str, int] = {}
         self.step = 0
+        self.notes: SchedulerNotes | None = None
 
     def add_request(self, request: Request) -> None:
         if request.request_id in self.requests:
@@ -137,6 +139,8 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
+        elif self.notes is not None:
+            self.notes.refuse_after_preemption(self.waiting.peek())
         return self._commit(plan)
 
     def _schedule_running(self, plan: _Plan) -> None:
@@ -155,6 +159,10 @@ class Scheduler:
             while (new_blocks := allocate_slots(request, num_new_tokens)) is None:
                 position = self._victim_position()
                 victim = self.running.pop(position)
+                if self.notes is not None:
+                    self.notes.preempt(
+                        victim, request, self.kv_cache_manager.shortage, self.running, self.by_priority
+                    )
                 if position < index:
                     index -= 1
                 self._preempt(victim, plan)
@@ -176,10 +184,14 @@ class Scheduler:
                 num_new_tokens = min(num_new_tokens, plan.chunk_limit)
             if num_new_tokens > plan.token_budget:
                 if not self.config.enable_chunked_prefill:
+                    if self.notes is not None:
+                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
                     return
                 num_new_tokens = plan.token_budget
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
             if new_blocks is None:
+                if self.notes is not None:
+                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
                 return
             self.running.append(self.waiting.pop())
             request.status = RequestStatus.RUNNING
@@ -189,9 +201,11 @@ class Scheduler:
             plan.admitted.add(request.request_id)
             plan.num_tokens[request.request_id] = num_new_tokens
             plan.token_budget -= num_new_tokens
+        if self.notes is not None and self.waiting:
+            self.notes.refuse_all(self.waiting.peek(), plan.token_budget, self.config.max_num_seqs)
 
     def _victim_position(self) -> int:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             return max(range(len(self.running)), key=lambda i: self.running[i].sort_key)
         return len(self.running) - 1
 
@@ -326,6 +340,7 @@ class Scheduler:
         return SchedulerSnapshot(
             running=tuple(request.request_id for request in self.running),
             waiting=tuple(request.request_id for request in self.waiting.in_order()),
+            num_tokens={request.request_id: request.num_tokens for request in self.running},
             num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
             cache=self.kv_cache_manager.snapshot(),
         )

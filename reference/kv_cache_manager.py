@@ -34,6 +34,7 @@ class KVCacheManager:
             str, list[int]
         ] = {}  # blocks this request put into the cache since its admission
         self.registered_in_step: dict[str, list[int]] = {}
+        self.shortage = (0, 0)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -56,8 +57,10 @@ class KVCacheManager:
         num_tokens = request.num_computed_tokens + num_hit_tokens + num_new_tokens
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
         # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
-        num_unheld_hits = sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
-        if num_fresh + num_unheld_hits > self.block_pool.get_num_free_blocks():
+        num_needed = num_fresh + sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
+        num_free = self.block_pool.get_num_free_blocks()
+        if num_needed > num_free:
+            self.shortage = (num_needed, num_free)
             return None
 
         self.block_pool.touch(computed_blocks)  # first, so that no hit is evicted for a fresh block
@@ -105,6 +108,7 @@ class KVCacheManager:
 
     def begin_step(self) -> None:
         self.registered_in_step.clear()
+        self.block_pool.evicted.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())
@@ -124,6 +128,7 @@ class KVCacheManager:
             ref_counts={block: count for block, count in enumerate(pool.ref_count) if count},
             free_order=tuple(pool.get_free_order()),
             hashes={block: key.hex() for block, key in enumerate(pool.block_hash) if key is not None},
+            evicted=tuple(pool.evicted),
         )
 
     def check_integrity(self) -> None:

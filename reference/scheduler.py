@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.protocols import KVCacheManager
@@ -27,37 +26,8 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerSnapshot
-
-
-@dataclass
-class _Plan:
-    """The step being planned; a victim of preemption can still be taken out of it."""
-
-    token_budget: int
-    chunk_limit: int  # tokens one request may get, 0 = no limit
-    requests: list[Request] = field(default_factory=list)  # in scheduling order
-    num_tokens: dict[str, int] = field(default_factory=dict)
-    new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    admitted: dict[str, int] = field(default_factory=dict)  # id -> tokens found in the prefix cache
-    preempted: list[Request] = field(default_factory=list)
-
-    def add(self, request: Request, num_tokens: int, new_blocks: Iterable[int]) -> None:
-        self.requests.append(request)
-        self.num_tokens[request.request_id] = num_tokens
-        self.new_blocks[request.request_id] = tuple(new_blocks)
-        self.token_budget -= num_tokens
-
-    def take_back(self, victim: Request) -> None:
-        """A victim that was already scheduled in this step gives its share of the budget back."""
-        if victim in self.requests:
-            self.requests.remove(victim)
-            self.token_budget += self.num_tokens.pop(victim.request_id)
-            del self.new_blocks[victim.request_id]
-        self.preempted.append(victim)
-
-    def clamp_chunk(self, num_tokens: int) -> int:
-        return min(num_tokens, self.chunk_limit) if self.chunk_limit else num_tokens
+from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
+from reference.plan import Plan
 
 
 class Scheduler:
@@ -65,6 +35,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
+        self.by_priority = config.scheduler.scheduling_policy == "priority"
         self.cache_config = config.cache
         self.max_total_tokens = config.max_total_tokens
         self.kv_cache_manager = kv_cache_manager
@@ -74,6 +45,7 @@ class Scheduler:
         self.finished_req_ids: list[str] = []  # since the last schedule()
         self.num_tokens_sent: dict[str, int] = {}  # tokens of each running request that the runner has seen
         self.step = 0
+        self.notes: SchedulerNotes | None = None
 
     def add_request(self, request: Request) -> None:
         if request.request_id in self.requests:
@@ -88,7 +60,7 @@ class Scheduler:
         self._enqueue(request)
 
     def _enqueue(self, request: Request, front: bool = False) -> None:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             insort(self.waiting, request, key=lambda r: r.sort_key)
         elif front:
             self.waiting.insert(0, request)
@@ -99,16 +71,18 @@ class Scheduler:
         self.kv_cache_manager.begin_step()
         # A lone request gains nothing from short chunks: nobody waits behind it.
         has_company = len(self.running) + len(self.waiting) >= 2
-        plan = _Plan(
+        plan = Plan(
             token_budget=self.config.max_num_batched_tokens,
             chunk_limit=self.config.long_prefill_token_threshold if has_company else 0,
         )
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
+        elif self.notes is not None:
+            self.notes.refuse_after_preemption(self.waiting[0])
         return self._commit(plan)
 
-    def _schedule_running(self, plan: _Plan) -> None:
+    def _schedule_running(self, plan: Plan) -> None:
         index = 0  # running[:index] have their tokens, running[index:] are still to be served
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
@@ -121,6 +95,10 @@ class Scheduler:
             )
             while (new_blocks := self.kv_cache_manager.allocate_slots(request, num_new_tokens)) is None:
                 victim = self._choose_victim()
+                if self.notes is not None:
+                    self.notes.preempt(
+                        victim, request, self.kv_cache_manager.shortage, self.running, self.by_priority
+                    )
                 if self.running.index(victim) < index:
                     index -= 1
                 self._preempt(victim, plan)
@@ -129,7 +107,7 @@ class Scheduler:
             plan.add(request, num_new_tokens, new_blocks)
             index += 1
 
-    def _schedule_waiting(self, plan: _Plan) -> None:
+    def _schedule_waiting(self, plan: Plan) -> None:
         while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
@@ -137,10 +115,14 @@ class Scheduler:
             num_new_tokens = plan.clamp_chunk(request.num_tokens - num_cached_tokens)
             if num_new_tokens > plan.token_budget:
                 if not self.config.enable_chunked_prefill:
+                    if self.notes is not None:
+                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
                     return  # a long prompt at the head is not overtaken by short ones behind it
                 num_new_tokens = plan.token_budget
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
             if new_blocks is None:
+                if self.notes is not None:
+                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
                 return
             self.waiting.pop(0)
             self.running.append(request)
@@ -150,13 +132,15 @@ class Scheduler:
                 request.num_cached_tokens = num_cached_tokens
             plan.admitted[request.request_id] = num_cached_tokens
             plan.add(request, num_new_tokens, new_blocks)
+        if self.notes is not None and self.waiting:
+            self.notes.refuse_all(self.waiting[0], plan.token_budget, self.config.max_num_seqs)
 
     def _choose_victim(self) -> Request:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             return max(self.running, key=lambda r: r.sort_key)
         return self.running[-1]
 
-    def _preempt(self, victim: Request, plan: _Plan) -> None:
+    def _preempt(self, victim: Request, plan: Plan) -> None:
         """Preemption by recompute: blocks are freed, outputs are kept, and everything is computed again later."""
         plan.take_back(victim)
         # Blocks it registered in this very step were never computed, so nobody may find them.
@@ -168,7 +152,7 @@ class Scheduler:
         victim.num_preemptions += 1
         self._enqueue(victim, front=True)
 
-    def _commit(self, plan: _Plan) -> SchedulerOutput:
+    def _commit(self, plan: Plan) -> SchedulerOutput:
         """Write the plan down for the runner, and count its tokens as computed: the next plan starts from there."""
         new, running = [], []
         for request in plan.requests:
@@ -278,6 +262,7 @@ class Scheduler:
         return SchedulerSnapshot(
             running=tuple(request.request_id for request in self.running),
             waiting=tuple(request.request_id for request in self.waiting),
+            num_tokens={request.request_id: request.num_tokens for request in self.running},
             num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
             cache=self.kv_cache_manager.snapshot(),
         )
