@@ -24,6 +24,7 @@ class BlockPool:
         self.cached_blocks: dict[
             bytes, int | dict[int, None]
         ] = {}  # one block, or several in order of insertion
+        self.evicted: list[int] = []
 
     def get_num_free_blocks(self) -> int:
         return self.num_free_blocks
@@ -47,6 +48,7 @@ class BlockPool:
             self.ref_count[block] = 1
             if self.block_hash[block] is not None:
                 self.uncache_block(block)
+                self.evicted.append(block)
             block = self.next_free[block]
         self._link(0, block)  # the whole run leaves the queue at once
         self.num_free_blocks -= num_blocks

@@ -35,6 +35,7 @@ class KVCacheManager:
         ] = {}  # table[num_hit:num_cached] was registered by the request itself
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
         self.block_copies: dict[str, BlockCopy] = {}
+        self.shortage = (0, 0)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -72,14 +73,16 @@ class KVCacheManager:
         num_known = (len(table) if table is not None else 0) + len(computed_blocks)
         num_fresh = max(cdiv(num_tokens, self.block_size) - num_known, 0)
         num_free = self.block_pool.num_free_blocks
-        if num_fresh + is_shared > num_free:
+        num_needed = num_fresh + is_shared
+        if computed_blocks:
+            ref_count = self.block_pool.ref_count
+            num_needed += sum(ref_count[block] == 0 for block in computed_blocks)
+        if num_needed > num_free:
+            self.shortage = (num_needed, num_free)
             return None
         if table is not None and is_shared:
             self._copy_on_write(request_id, table, first_written)
         if computed_blocks:
-            ref_count = self.block_pool.ref_count
-            if num_fresh + sum(ref_count[block] == 0 for block in computed_blocks) > num_free:
-                return None
             self.block_pool.touch(computed_blocks)
             self.num_cached_blocks[request_id] = self.num_hit_blocks[request_id] = len(computed_blocks)
         new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
@@ -146,6 +149,7 @@ class KVCacheManager:
     def begin_step(self) -> None:
         self.cached_before_step.clear()
         self.block_copies.clear()
+        self.block_pool.evicted.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         request_id = request.request_id
@@ -169,6 +173,7 @@ class KVCacheManager:
             ref_counts={block: count for block, count in enumerate(pool.ref_count) if count},
             free_order=tuple(pool.get_free_order()),
             hashes={block: key.hex() for block, key in enumerate(pool.block_hash) if key is not None},
+            evicted=tuple(pool.evicted),
         )
 
     def check_integrity(self) -> None:

@@ -27,7 +27,7 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerSnapshot
+from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
 
 
 class _FcfsQueue:
@@ -102,16 +102,18 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
+        self.by_priority = config.scheduler.scheduling_policy == "priority"
         self.cache_config = config.cache
         self.max_total_tokens = config.max_total_tokens
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
         self.waiting: _FcfsQueue | _PriorityQueue
-        self.waiting = _PriorityQueue() if self.config.scheduling_policy == "priority" else _FcfsQueue()
+        self.waiting = _PriorityQueue() if self.by_priority else _FcfsQueue()
         self.finished_req_ids: list[str] = []
         self.num_tokens_sent: dict[str, int] = {}
         self.step = 0
+        self.notes: SchedulerNotes | None = None
 
     def add_request(self, request: Request) -> None:
         if request.request_id in self.requests:
@@ -136,6 +138,8 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
+        elif self.notes is not None:
+            self.notes.refuse_after_preemption(self.waiting.peek())
         return self._commit(plan)
 
     def _schedule_running(self, plan: _Plan) -> None:
@@ -154,6 +158,10 @@ class Scheduler:
             while (new_blocks := allocate_slots(request, num_new_tokens)) is None:
                 position = self._victim_position()
                 victim = self.running.pop(position)
+                if self.notes is not None:
+                    self.notes.preempt(
+                        victim, request, self.kv_cache_manager.shortage, self.running, self.by_priority
+                    )
                 if position < index:
                     index -= 1
                 self._preempt(victim, plan)
@@ -175,10 +183,14 @@ class Scheduler:
                 num_new_tokens = min(num_new_tokens, plan.chunk_limit)
             if num_new_tokens > plan.token_budget:
                 if not self.config.enable_chunked_prefill:
+                    if self.notes is not None:
+                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
                     return
                 num_new_tokens = plan.token_budget
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
             if new_blocks is None:
+                if self.notes is not None:
+                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
                 return
             self.running.append(self.waiting.pop())
             request.status = RequestStatus.RUNNING
@@ -187,9 +199,11 @@ class Scheduler:
                 request.num_cached_tokens = num_cached_tokens
             plan.num_tokens[request.request_id] = num_new_tokens
             plan.token_budget -= num_new_tokens
+        if self.notes is not None and self.waiting:
+            self.notes.refuse_all(self.waiting.peek(), plan.token_budget, self.config.max_num_seqs)
 
     def _victim_position(self) -> int:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             return max(range(len(self.running)), key=lambda i: self.running[i].sort_key)
         return len(self.running) - 1
 
@@ -276,7 +290,7 @@ class Scheduler:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 break
-        return self._output(request, taken, None)
+        return EngineCoreOutput.from_request(request, taken)
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
@@ -314,20 +328,9 @@ class Scheduler:
         """End a request, and in name those of its siblings that will now never be born."""
         num_sequences = request.sampling_params.n if request.has_unborn_siblings else 1
         request.status = RequestStatus.FINISHED_ERROR
-        output = self._output(request, (), reason)
+        output = EngineCoreOutput.from_request(request, (), reason)
         ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
         return [replace(output, request_id=request_id) for request_id in ids]
-
-    def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=tuple(new_token_ids),
-            finish_reason=request.status.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            num_preemptions=request.num_preemptions,
-            error=error,
-        )
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
         finished = []
@@ -355,12 +358,7 @@ class Scheduler:
         return bool(self.requests)
 
     def snapshot(self) -> SchedulerSnapshot:
-        return SchedulerSnapshot(
-            running=tuple(request.request_id for request in self.running),
-            waiting=tuple(request.request_id for request in self.waiting.in_order()),
-            num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
-            cache=self.kv_cache_manager.snapshot(),
-        )
+        return SchedulerSnapshot.of(self.running, self.waiting.in_order(), self.kv_cache_manager.snapshot())
 
     def check_integrity(self) -> None:
         """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""

@@ -28,6 +28,7 @@ class BlockPool:
         self.cached_blocks: dict[
             bytes, dict[int, None]
         ] = {}  # hash -> blocks that hold it, first inserted first
+        self.evicted: list[int] = []  # blocks whose content was given up; whoever reads the list empties it
 
     def get_num_free_blocks(self) -> int:
         return len(self.free_queue)
@@ -42,7 +43,9 @@ class BlockPool:
         blocks = []
         for _ in range(num_blocks):
             block, _ = self.free_queue.popitem(last=False)
-            self.uncache_block(block)
+            if self.block_hash[block] is not None:
+                self.uncache_block(block)
+                self.evicted.append(block)
             self.ref_count[block] = 1
             blocks.append(block)
         return blocks

@@ -37,6 +37,7 @@ class KVCacheManager:
         ] = {}  # blocks this request put into the cache since its admission
         self.registered_in_step: dict[str, list[int]] = {}
         self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
+        self.shortage = (0, 0)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -60,8 +61,11 @@ class KVCacheManager:
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
         shared = self._shared_block_to_write(request, table)
         # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
-        num_unheld_hits = sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
-        if num_fresh + num_unheld_hits + (shared is not None) > self.block_pool.get_num_free_blocks():
+        num_needed = num_fresh + (shared is not None)
+        num_needed += sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
+        num_free = self.block_pool.get_num_free_blocks()
+        if num_needed > num_free:
+            self.shortage = (num_needed, num_free)
             return None
 
         if shared is not None:
@@ -135,6 +139,7 @@ class KVCacheManager:
     def begin_step(self) -> None:
         self.registered_in_step.clear()
         self.block_copies.clear()
+        self.block_pool.evicted.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())
@@ -154,6 +159,7 @@ class KVCacheManager:
             ref_counts={block: count for block, count in enumerate(pool.ref_count) if count},
             free_order=tuple(pool.get_free_order()),
             hashes={block: key.hex() for block, key in enumerate(pool.block_hash) if key is not None},
+            evicted=tuple(pool.evicted),
         )
 
     def check_integrity(self) -> None:

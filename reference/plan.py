@@ -1,4 +1,8 @@
-"""The step that `Scheduler.schedule` is planning: who gets how many tokens, and what is left of the budget."""
+"""The step that the scheduler is planning.
+
+A plan is complete only when the last running request has its tokens: until then the blocks that one request needs may
+cost another its place.
+"""
 
 from __future__ import annotations
 

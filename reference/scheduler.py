@@ -27,7 +27,7 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerSnapshot
+from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
 from reference.plan import Plan
 
 
@@ -36,6 +36,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
+        self.by_priority = config.scheduler.scheduling_policy == "priority"
         self.cache_config = config.cache
         self.max_total_tokens = config.max_total_tokens
         self.kv_cache_manager = kv_cache_manager
@@ -45,6 +46,7 @@ class Scheduler:
         self.finished_req_ids: list[str] = []  # since the last schedule()
         self.num_tokens_sent: dict[str, int] = {}  # tokens of each running request that the runner has seen
         self.step = 0
+        self.notes: SchedulerNotes | None = None
 
     def add_request(self, request: Request) -> None:
         if request.request_id in self.requests:
@@ -59,7 +61,7 @@ class Scheduler:
         self._enqueue(request)
 
     def _enqueue(self, request: Request, front: bool = False) -> None:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             insort(self.waiting, request, key=lambda r: r.sort_key)
         elif front:
             self.waiting.insert(0, request)
@@ -77,6 +79,8 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
+        elif self.notes is not None:
+            self.notes.refuse_after_preemption(self.waiting[0])
         return self._commit(plan)
 
     def _schedule_running(self, plan: Plan) -> None:
@@ -92,6 +96,10 @@ class Scheduler:
             )
             while (new_blocks := self.kv_cache_manager.allocate_slots(request, num_new_tokens)) is None:
                 victim = self._choose_victim()
+                if self.notes is not None:
+                    self.notes.preempt(
+                        victim, request, self.kv_cache_manager.shortage, self.running, self.by_priority
+                    )
                 if self.running.index(victim) < index:
                     index -= 1
                 self._preempt(victim, plan)
@@ -108,10 +116,14 @@ class Scheduler:
             num_new_tokens = plan.clamp_chunk(request.num_tokens - num_cached_tokens)
             if num_new_tokens > plan.token_budget:
                 if not self.config.enable_chunked_prefill:
+                    if self.notes is not None:
+                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
                     return  # a long prompt at the head is not overtaken by short ones behind it
                 num_new_tokens = plan.token_budget
             new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
             if new_blocks is None:
+                if self.notes is not None:
+                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
                 return
             self.waiting.pop(0)
             self.running.append(request)
@@ -120,9 +132,11 @@ class Scheduler:
             if request.num_cached_tokens is None:
                 request.num_cached_tokens = num_cached_tokens
             plan.add(request, num_new_tokens, new_blocks)
+        if self.notes is not None and self.waiting:
+            self.notes.refuse_all(self.waiting[0], plan.token_budget, self.config.max_num_seqs)
 
     def _choose_victim(self) -> Request:
-        if self.config.scheduling_policy == "priority":
+        if self.by_priority:
             return max(self.running, key=lambda r: r.sort_key)
         return self.running[-1]
 
@@ -201,7 +215,7 @@ class Scheduler:
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 self._finish(request)
                 break  # tokens after the stop are cut
-        return self._output(request, request.all_token_ids[num_before:], None)
+        return EngineCoreOutput.from_request(request, request.all_token_ids[num_before:])
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
@@ -240,20 +254,9 @@ class Scheduler:
         num_sequences = request.sampling_params.n if request.has_unborn_siblings else 1
         request.status = RequestStatus.FINISHED_ERROR
         self._finish(request)
-        output = self._output(request, (), reason)
+        output = EngineCoreOutput.from_request(request, (), reason)
         ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
         return [replace(output, request_id=request_id) for request_id in ids]
-
-    def _output(self, request: Request, new_token_ids: Iterable[int], error: str | None) -> EngineCoreOutput:
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=tuple(new_token_ids),
-            finish_reason=request.status.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            num_preemptions=request.num_preemptions,
-            error=error,
-        )
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
         for request_id in request_ids:
@@ -276,12 +279,7 @@ class Scheduler:
         return bool(self.requests)
 
     def snapshot(self) -> SchedulerSnapshot:
-        return SchedulerSnapshot(
-            running=tuple(request.request_id for request in self.running),
-            waiting=tuple(request.request_id for request in self.waiting),
-            num_computed_tokens={request.request_id: request.num_computed_tokens for request in self.running},
-            cache=self.kv_cache_manager.snapshot(),
-        )
+        return SchedulerSnapshot.of(self.running, self.waiting, self.kv_cache_manager.snapshot())
 
     def check_integrity(self) -> None:
         """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""

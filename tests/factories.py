@@ -10,6 +10,7 @@ from reference.contracts.protocols import Tier
 from reference.contracts.request import Request, RequestStatus
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.contracts.trace import SchedulerNotes
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -104,6 +105,7 @@ class Driver:
         self.scheduler.check_integrity()
 
     def schedule(self) -> SchedulerOutput:
+        self.scheduler.notes = SchedulerNotes()
         schedule = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert schedule.total_num_scheduled_tokens <= self.config.scheduler.max_num_batched_tokens

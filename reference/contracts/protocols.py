@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from reference.contracts.config import EngineConfig, ModelConfig
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
 from reference.contracts.schedule import BlockCopy, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from reference.contracts.trace import CacheSnapshot, SchedulerSnapshot
+from reference.contracts.trace import CacheSnapshot, SchedulerNotes, SchedulerSnapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,8 @@ class KVCacheManager(Protocol):
     Invariants (asserted by `check_integrity`): free + held + null = all blocks; no block is both free and held; a
     block's reference count is the number of tables it stands in; a table covers the computed tokens of its request.
     """
+
+    shortage: tuple[int, int]  # blocks needed and blocks free when an allocation last could not be met
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
@@ -104,6 +106,9 @@ class Scheduler(Protocol):
 
     kv_cache_manager: KVCacheManager
     requests: dict[str, Request]  # all unfinished ones
+    notes: (
+        SchedulerNotes | None
+    )  # where `schedule` writes down its reasons; None unless somebody asks for them
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises ValueError on a duplicate id or a prompt that the pool can never hold."""

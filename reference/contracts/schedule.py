@@ -6,6 +6,7 @@ deltas, so a step of 256 decodes moves 256 small records and not 256 prompts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,20 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None  # why, when finish_reason is "error"
+
+    @classmethod
+    def from_request(
+        cls, request: Request, new_token_ids: Iterable[int], error: str | None = None
+    ) -> EngineCoreOutput:
+        return cls(
+            request_id=request.request_id,
+            new_token_ids=tuple(new_token_ids),
+            finish_reason=request.status.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            num_preemptions=request.num_preemptions,
+            error=error,
+        )
 
     @property
     def finished(self) -> bool:

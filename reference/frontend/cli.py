@@ -160,6 +160,16 @@ def _diff(arguments: argparse.Namespace) -> int:
     return 0 if report.is_equal else 1
 
 
+def _trace(arguments: argparse.Namespace) -> int:
+    from reference.frontend.engine_args import EngineArgs
+    from reference.frontend.trace_run import trace_workload
+    from reference.frontend.workload import read_workload
+
+    workload = read_workload(arguments.workload)
+    args = EngineArgs(**{**workload.config, **given(arguments, ENGINE)})
+    return trace_workload(pick_tier(arguments.tier), args, workload, arguments.out, arguments.chrome)
+
+
 def _conform(arguments: argparse.Namespace) -> int:
     from reference.frontend.conform import replay_recording
 
@@ -232,6 +242,16 @@ _COMMANDS = (
         examples="""\
   twinfer diff workload.jsonl
   twinfer diff workload.jsonl --num-blocks 24 --no-enable-prefix-caching""",
+    ),
+    Command(
+        "trace",
+        "run a workload and record what the engine decided in every step, and why",
+        _trace,
+        options=("workload", "trace", "tier", "engine"),
+        positional="WORKLOAD.jsonl",
+        examples="""\
+  twinfer trace workload.jsonl --out run.json
+  twinfer trace workload.jsonl --chrome run.chrome.json --tier reference --num-blocks 24""",
     ),
     Command(
         "conform",

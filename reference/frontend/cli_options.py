@@ -134,6 +134,17 @@ def _add_workload(parser: argparse.ArgumentParser, command: Command, tier: str |
     parser.add_argument("workload", type=Path, metavar="WORKLOAD.jsonl", help="the workload file")
 
 
+def _add_trace(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    group = parser.add_argument_group("trace", "Without a file, only the totals are printed.")
+    group.add_argument("--out", type=Path, metavar="FILE.json", help="write the steps as JSON")
+    group.add_argument(
+        "--chrome",
+        type=Path,
+        metavar="FILE.json",
+        help="write a timeline for ui.perfetto.dev or chrome://tracing",
+    )
+
+
 def _add_recording(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
     parser.add_argument("recording", type=Path, metavar="FILE.jsonl.gz", help="the recording")
 
@@ -226,6 +237,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "prompts": _add_prompts,
     "system": _add_system,
     "workload": _add_workload,
+    "trace": _add_trace,
     "recording": _add_recording,
     "model": _add_model,
     "bench": _add_bench,

@@ -72,7 +72,7 @@ class TierRun:
 
     def decisions(self) -> list[dict[str, Any]]:
         """Every step without its duration: what must be equal in both tiers."""
-        return [{**vars(trace), "seconds": None} for trace in self.traces]
+        return [{**vars(trace), "started": None, "seconds": None} for trace in self.traces]
 
 
 def make_workload() -> Workload:

@@ -1,7 +1,8 @@
 """`twinfer diff`: both tiers run one workload in lockstep, and the first difference is shown.
 
-Compared in every step: the schedule (tokens per request, in order), preemptions, both queues, block tables, reference
-counts, the order of the free queue, hashes, cache hits, and the sampled tokens.
+Compared in every step: the schedule (tokens per request, in order), preemptions and refusals with their reasons, both
+queues, block tables, reference counts, the order of the free queue, hashes, evictions, cache hits, and the sampled
+tokens.
 
 A token may differ for one honest reason: two float32 sums in different order, at a decision that was closer than that.
 Such a token is excused by the rule of `margin.py`, counted, and the comparison of its request ends there, as does that
@@ -27,6 +28,9 @@ from reference.frontend.outputs import CompletionOutput
 from reference.frontend.workload import Workload, WorkloadRun
 
 BlockTable = tuple[int, ...]
+_SCHEDULE_FIELDS = (
+    "num_scheduled_tokens", "kinds", "preempted", "preemption_reasons", "refusal_reasons", "block_copies", "num_cached_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -157,11 +161,11 @@ class _Comparison:
         if first is None or second is None:
             self._compare_field(number, "a step was run", first is not None, second is not None)
             return
-        for name in ("num_scheduled_tokens", "preempted", "num_cached_tokens"):
+        for name in _SCHEDULE_FIELDS:
             self._compare_field(number, name, getattr(first, name), getattr(second, name))
-        for name in ("running", "waiting", "num_computed_tokens"):
+        for name in ("running", "waiting", "num_tokens", "num_computed_tokens"):
             self._compare_field(number, name, getattr(first.state, name), getattr(second.state, name))
-        for name in ("block_tables", "ref_counts", "free_order", "hashes"):
+        for name in ("block_tables", "ref_counts", "free_order", "hashes", "evicted"):
             self._compare_field(
                 number, name, getattr(first.state.cache, name), getattr(second.state.cache, name)
             )

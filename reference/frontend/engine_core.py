@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, ModelRunner, Tier
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus, child_request_id
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from reference.contracts.trace import SchedulerSnapshot, StepTrace
+from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
 from reference.frontend.logger import logger
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
@@ -52,6 +53,7 @@ class EngineCore:
         self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
         self.traces: list[StepTrace] = []
+        self.made_at = time.perf_counter()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is taken."""
@@ -59,7 +61,10 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free their blocks; ids that are unknown or already finished are ignored."""
-        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        unfinished = [request_id for request_id in request_ids if request_id in self.scheduler.requests]
+        self.scheduler.finish_requests(unfinished, RequestStatus.FINISHED_ABORTED)
+        if self.traces:
+            self.traces[-1].finished.update(dict.fromkeys(unfinished, "abort"))
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
@@ -73,8 +78,10 @@ class EngineCore:
         if not self.has_unfinished_requests():
             return []
         started = time.perf_counter()
+        if self.config.trace:
+            self.scheduler.notes = SchedulerNotes()
         schedule = self.scheduler.schedule()
-        state = self.scheduler.snapshot() if self.config.trace else None
+        trace = self._begin_trace(schedule, started) if self.config.trace else None
         try:
             output = self.executor.execute(schedule)
         except Exception as error:
@@ -92,42 +99,52 @@ class EngineCore:
                     self.on_step(schedule, output)
             finally:  # an observer that raises must not leave the step half taken in
                 news = self.scheduler.update_from_output(schedule, output)
-        if state is not None:
-            self._record(schedule, state, output, news, time.perf_counter() - started)
+        if trace is not None:
+            self.traces.append(
+                replace(
+                    trace,
+                    sampled_token_ids=_sampled(output, trace.num_scheduled_tokens),
+                    finished={n.request_id: n.finish_reason for n in news if n.finish_reason is not None},
+                    seconds=time.perf_counter() - started,
+                )
+            )
         return news
 
-    def _record(
-        self,
-        schedule: SchedulerOutput,
-        state: SchedulerSnapshot,
-        output: ModelRunnerOutput,
-        news: list[EngineCoreOutput],
-        seconds: float,
-    ) -> None:
-        self.traces.append(
-            StepTrace(
-                step=schedule.step,
-                num_scheduled_tokens=schedule.num_scheduled_tokens,
-                num_cached_tokens={
-                    new.request_id: new.num_computed_tokens for new in schedule.scheduled_new_reqs
-                },
-                preempted=schedule.preempted_req_ids,
-                state=state,
-                sampled_token_ids={name: tuple(ids) for name, ids in _sampled(output)},
-                finished={
-                    item.request_id: item.finish_reason for item in news if item.finish_reason is not None
-                },
-                seconds=seconds,
-            )
+    def _begin_trace(self, schedule: SchedulerOutput, started: float) -> StepTrace:
+        """What was decided, before the forward pass; what came of it is filled in afterwards."""
+        notes, requests = self.scheduler.notes, self.scheduler.requests
+        assert notes is not None
+        hits = {new.request_id: new.num_computed_tokens for new in schedule.scheduled_new_reqs}
+        return StepTrace(
+            step=schedule.step,
+            token_budget=self.config.scheduler.max_num_batched_tokens,
+            num_scheduled_tokens=schedule.num_scheduled_tokens,
+            kinds={name: token_kind(requests[name], n) for name, n in schedule.num_scheduled_tokens.items()},
+            num_cached_tokens=hits,
+            preempted=schedule.preempted_req_ids,
+            preemption_reasons=notes.preempted,
+            refusal_reasons=notes.refused,
+            block_copies=tuple((copy.index, copy.source, copy.target) for copy in schedule.block_copies),
+            state=self.scheduler.snapshot(),
+            sampled_token_ids={},
+            finished={},
+            started=started - self.made_at,
+            seconds=0.0,
         )
 
 
-def _sampled(output: ModelRunnerOutput) -> Iterator[tuple[str, list[int]]]:
-    """Sampled tokens by request, the first tokens of siblings under their own ids."""
-    yield from output.sampled_token_ids.items()
-    for request_id, token_ids in output.sibling_token_ids.items():
-        for index, token_id in enumerate(token_ids, start=1):
-            yield child_request_id(request_id, index), [token_id]
+def _sampled(output: ModelRunnerOutput, request_ids: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Sampled tokens by sequence, in scheduling order (a runner is free to order its batch otherwise).
+
+    The first tokens of siblings stand behind their parent's, under their own ids.
+    """
+    sampled = {}
+    for request_id in request_ids:
+        if request_id in output.sampled_token_ids:
+            sampled[request_id] = tuple(output.sampled_token_ids[request_id])
+        for index, token_id in enumerate(output.sibling_token_ids.get(request_id, ()), start=1):
+            sampled[child_request_id(request_id, index)] = (token_id,)
+    return sampled
 
 
 class InprocClient:

@@ -93,6 +93,8 @@ class TwoTiers(RuleBasedStateMachine):
         schedules = [driver.schedule() for driver in self.drivers]
         assert schedules[0] == schedules[1]
         assert self.drivers[0].scheduler.snapshot() == self.drivers[1].scheduler.snapshot()
+        assert self.drivers[0].scheduler.notes == self.drivers[1].scheduler.notes
+        self._check_notes(schedules[0])
         assert list(schedules[0].num_scheduled_tokens) == list(schedules[1].num_scheduled_tokens)
         self._check_progress(schedules[0])
         news = []
@@ -109,6 +111,14 @@ class TwoTiers(RuleBasedStateMachine):
                 output = replace(output, errors={bad: "NaN"})
             news.append(driver.update(schedule, output))
         assert news[0] == news[1]
+
+    def _check_notes(self, schedule: SchedulerOutput) -> None:
+        """Whoever is preempted, and the head of a queue that admission did not empty, are told why."""
+        scheduler = self.drivers[0].scheduler
+        notes, waiting = scheduler.notes, scheduler.snapshot().waiting
+        assert notes is not None
+        assert tuple(notes.preempted) == schedule.preempted_req_ids
+        assert list(notes.refused) == list(waiting[:1])
 
     def _check_progress(self, schedule: SchedulerOutput) -> None:
         """A step with work to do computes a token, or frees blocks for the next one (a request that outranks nobody

@@ -21,6 +21,7 @@ from reference.frontend.cli_options import parse_memory
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
+from reference.frontend.trace_file import read_trace
 from tests.tiny_models import make_tiny_llama
 
 
@@ -315,7 +316,7 @@ def test_ctrl_c_leaves_quietly_with_exit_status_130(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "diff", "conform", "bench", "model"])
+@pytest.mark.parametrize("command", ["generate", "chat", "diff", "trace", "conform", "bench", "model"])
 def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main([command, "--help"])
@@ -357,6 +358,57 @@ def test_diff_exits_0_when_equal_and_2_on_bad_input(
     file.write_text("nonsense\n")
     assert main(["diff", str(file), "--model", model]) == 2
     assert "line 1" in capsys.readouterr().err
+
+
+TRACED = (
+    '{"config": {"block_size": 4, "max_num_seqs": 2}}\n'
+    + '{"prompt": "Hello", "sampling_params": {"max_tokens": 5, "ignore_eos": true}}\n' * 3
+)
+
+
+def test_trace_writes_both_files_and_prints_the_totals(
+    model: str, tier_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out, chrome = tmp_path / "w.jsonl", tmp_path / "run.json", tmp_path / "run.chrome.json"
+    file.write_text(TRACED)
+    arguments = ["--model", model, "--tier", tier_name, "--out", str(out), "--chrome", str(chrome)]
+    assert main(["trace", str(file), *arguments]) == 0
+    traces = read_trace(out)
+    assert list(traces[0].num_scheduled_tokens) == ["r0", "r1"]
+    assert traces[0].refusal_reasons == {"r2": "r2 waits: max_num_seqs is 2"}
+    assert json.loads(chrome.read_text())["traceEvents"]
+    lines = [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {columns[0]: columns[-1].strip() for columns in lines}
+    assert rows["requests"] == "3"
+    assert rows["steps"].startswith(f"{len(traces)}, of ")
+    assert rows["tokens sampled"] == "15"
+    # Three equal prompts: the second finds the first's full block in the same step, the third in a later one.
+    num_prompt = traces[0].num_scheduled_tokens["r0"]
+    hit = (num_prompt - 1) // 4 * 4
+    assert rows["prefix cache"].startswith(f"{2 * hit} of {3 * num_prompt} tokens hit")
+    assert rows["preemptions"] == "0"
+    assert rows["peak running, waiting"] == "2, 1"
+
+
+def test_trace_without_a_file_prints_only_the_totals_and_the_command_line_wins(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    file.write_text(TRACED)
+    assert main(["trace", str(file), "--model", model, "--tier", "reference", "--max-num-seqs", "1"]) == 0
+    assert "1, 2" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["w.jsonl"]
+
+
+def test_trace_refuses_a_folder_that_is_not_there_before_it_runs(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    file.write_text(TRACED)
+    assert main(["trace", str(file), "--model", model, "--out", str(tmp_path / "none" / "run.json")]) == 2
+    captured = capsys.readouterr()
+    assert "There is no folder" in captured.err
+    assert captured.out == ""
 
 
 def test_conform_exits_2_on_a_file_that_is_no_recording(

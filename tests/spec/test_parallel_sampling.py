@@ -16,6 +16,7 @@ from reference.frontend.llm import LLM
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tiers import load_tier
+from reference.frontend.trace_file import read_trace, write_trace
 from reference.frontend.workload import Workload, WorkloadRequest
 from tests.tiny_models import make_tiny_llama
 
@@ -176,3 +177,18 @@ def test_n_survives_the_workload_file(tmp_path: Path) -> None:
     workload = Workload((WorkloadRequest("a", prompt="Hi", params=SamplingParams(n=5)),))
     write_workload(workload, tmp_path / "w.jsonl")
     assert read_workload(tmp_path / "w.jsonl") == workload
+
+
+def test_the_trace_records_copies_and_the_first_tokens_of_siblings(
+    model: str, tier: Tier, tmp_path: Path
+) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model, trace=True), tier)
+    engine.add_request("a", PROMPT, SamplingParams(n=3, max_tokens=3, ignore_eos=True))
+    last = run(engine)[-1]
+    traces = engine.engine_core.traces
+    assert list(traces[0].sampled_token_ids) == ["a", "1_a", "2_a"]
+    assert [ids[0] for ids in traces[0].sampled_token_ids.values()] == [c.token_ids[0] for c in last.outputs]
+    # 37 tokens: two full blocks of 16, and 5 tokens in block 3, which two of three writers copy.
+    assert [trace.block_copies for trace in traces] == [(), ((2, 3, 4), (2, 3, 5)), ()]
+    write_trace(traces, tmp_path / "run.json")
+    assert read_trace(tmp_path / "run.json") == traces
