@@ -29,7 +29,8 @@ from reference.frontend.workload import Workload, WorkloadRun
 
 BlockTable = tuple[int, ...]
 _SCHEDULE_FIELDS = (
-    "num_scheduled_tokens", "kinds", "preempted", "preemption_reasons", "refusal_reasons", "block_copies", "num_cached_tokens",
+    "num_scheduled_tokens", "kinds", "preempted", "preemption_reasons", "refusal_reasons", "num_cached_tokens",
+    "block_copies",
 )  # fmt: skip
 
 
