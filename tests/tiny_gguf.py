@@ -1,4 +1,4 @@
-"""A tiny random Llama as a GGUF file, made from its Hugging Face folder the way llama.cpp's converter does it."""
+"""A tiny random model of the Llama family as a GGUF file, made from its folder as llama.cpp's converter does it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -44,15 +46,15 @@ def write_tiny_gguf(
     leaves an entry out. Returns the stored bytes by GGUF name.
     """
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
+    writer = gguf.GGUFWriter(path, metadata.pop("architecture", config["model_type"]))
     for name, value in _metadata(folder, config, metadata).items():
         _add(writer, name, value)
     stored = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         gguf_name = _gguf_name(name)
-        if "attn_q" in gguf_name:
+        if config["model_type"] == "llama" and "attn_q." in gguf_name:
             weight = permute(weight, config["num_attention_heads"])
-        elif "attn_k" in gguf_name:
+        elif config["model_type"] == "llama" and "attn_k." in gguf_name:
             weight = permute(weight, config["num_key_value_heads"])
         kind = gguf.GGMLQuantizationType.F32 if weight.ndim == 1 else qtype
         stored[gguf_name] = weight if kind == gguf.GGMLQuantizationType.F32 else quantize(weight, kind)
@@ -66,17 +68,16 @@ def write_tiny_gguf(
 
 def permute(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """llama.cpp's order of q and k rows: of each head first rows 0 and D/2, then 1 and D/2 + 1, and so on."""
-    out, width = weight.shape
-    halves = weight.reshape(num_heads, 2, out // num_heads // 2, width)
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(out, width)
+    halves = weight.reshape(num_heads, 2, len(weight) // num_heads // 2, -1)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _gguf_name(name: str) -> str:
-    stem = name.removesuffix(".weight")
+    stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         _, _, layer, rest = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[rest]}.weight"
-    return f"{NAMES[stem]}.weight"
+        return f"blk.{layer}.{NAMES[rest]}.{kind}"
+    return f"{NAMES[stem]}.{kind}"
 
 
 def _metadata(folder: Path, config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -85,17 +86,19 @@ def _metadata(folder: Path, config: dict[str, Any], changes: dict[str, Any]) -> 
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
     merges = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
+    own = config["model_type"]
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     entries = {
-        "llama.block_count": config["num_hidden_layers"],
-        "llama.context_length": config["max_position_embeddings"],
-        "llama.embedding_length": config["hidden_size"],
-        "llama.feed_forward_length": config["intermediate_size"],
-        "llama.attention.head_count": config["num_attention_heads"],
-        "llama.attention.head_count_kv": config["num_key_value_heads"],
-        "llama.attention.key_length": config["head_dim"],
-        "llama.rope.dimension_count": config["head_dim"],
-        "llama.rope.freq_base": float(config["rope_theta"]),
-        "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"{own}.block_count": config["num_hidden_layers"],
+        f"{own}.context_length": config["max_position_embeddings"],
+        f"{own}.embedding_length": config["hidden_size"],
+        f"{own}.feed_forward_length": config["intermediate_size"],
+        f"{own}.attention.head_count": config["num_attention_heads"],
+        f"{own}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{own}.attention.key_length": head_dim,
+        f"{own}.rope.dimension_count": head_dim,
+        f"{own}.rope.freq_base": float(config["rope_theta"]),
+        f"{own}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [token for token, _ in vocab],

@@ -67,9 +67,17 @@ def make_tiny_llama(
 
 
 def make_tiny_model(
-    folder: Path | str, architecture: str = "LlamaForCausalLM", *, seed: int = 0, **changes: Any
+    folder: Path | str,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    seed: int = 0,
+    query_gain: float = 1.0,
+    **changes: Any,
 ) -> Path:
-    """The same for any architecture; `changes` are fields of config.json, `...` leaves one out."""
+    """The same for any architecture; `changes` are fields of config.json, `...` leaves one out.
+
+    `query_gain` multiplies all queries of the Llama family: below 1, attention looks at more tokens at once.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"architectures": [architecture], "model_type": MODEL_TYPES[architecture]}
@@ -78,7 +86,14 @@ def make_tiny_model(
     save_tokenizer(folder, config["vocab_size"])
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
-    save_file(random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = random_weights(config, seed)
+    last = (
+        "q_norm" if architecture == "Qwen3ForCausalLM" else "q_proj"
+    )  # what has the last say in a query's length
+    for name in weights:
+        if f".{last}." in name:
+            weights[name] *= np.float32(query_gain)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

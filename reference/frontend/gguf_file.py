@@ -3,7 +3,8 @@
 What a GGUF does differently from a Hugging Face checkpoint:
 
 - weights may be quantised: a dequantised weight is the model, there is no better one to go back to;
-- q and k rows are permuted for llama.cpp's way of rotary embedding (adjacent pairs), which must be undone;
+- q and k rows of a Llama are permuted for llama.cpp's way of rotary embedding (adjacent pairs), which must be undone;
+  those of a Qwen are not;
 - names differ, and tokenizer and chat template are metadata of the same file.
 
 Parsing and dequantising take seconds and the result never changes: `checkpoint.model_folder` keeps it in the cache.
@@ -30,6 +31,11 @@ from tqdm.auto import tqdm
 from reference.frontend.gguf_tokenizer import write_tokenizer
 from reference.frontend.model_store import ModelError
 
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -41,6 +47,8 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
@@ -113,61 +121,109 @@ def _required(metadata: Mapping[str, Any], name: str) -> Any:
 def _config(metadata: Mapping[str, Any], tensors: Sequence[ReaderTensor]) -> dict[str, Any]:
     """The metadata as a Hugging Face `config.json`."""
     architecture = _required(metadata, "general.architecture")
-    if architecture != "llama":
-        raise ModelError(f"the GGUF architecture {architecture!r} is not supported; supported: llama.")
-    scaling = metadata.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ModelError(f"rope scaling {scaling!r} is not supported.")
-    heads = _required(metadata, "llama.attention.head_count")
-    hidden = _required(metadata, "llama.embedding_length")
-    head_dim = metadata.get("llama.attention.key_length", hidden // heads)
-    if metadata.get("llama.rope.dimension_count", head_dim) != head_dim:
-        raise ModelError("rotary embedding of only a part of each head is not supported.")
+    if architecture not in _ARCHITECTURES:
+        supported = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"the GGUF architecture {architecture!r} is not supported; supported: {supported}.")
+    # Of this architecture, without its name in front.
+    own = {name.removeprefix(f"{architecture}."): value for name, value in metadata.items()}
+    names = {tensor.name for tensor in tensors}
+    heads = _required(metadata, f"{architecture}.attention.head_count")
+    hidden = _required(metadata, f"{architecture}.embedding_length")
+    head_dim = own.get("attention.key_length", hidden // heads)
+    context = _required(metadata, f"{architecture}.context_length")
+    _refuse_unsupported(own, names, head_dim, context)
     embedding = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise ModelError("the GGUF file lacks the tensor 'token_embd.weight'.")
     # A chat model may end its turn (eot) with another token than a text (eos).
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_ARCHITECTURES[architecture]],
+        "model_type": architecture,
         "vocab_size": int(embedding.shape[1]),  # GGUF counts the innermost dimension first
         "hidden_size": hidden,
-        "intermediate_size": _required(metadata, "llama.feed_forward_length"),
-        "num_hidden_layers": _required(metadata, "llama.block_count"),
+        "intermediate_size": _required(metadata, f"{architecture}.feed_forward_length"),
+        "num_hidden_layers": _required(metadata, f"{architecture}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "num_key_value_heads": own.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": _required(metadata, "llama.context_length"),
-        "rms_norm_eps": _required(metadata, "llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.get("llama.rope.freq_base", 10_000.0),
-        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in tensors),
+        "max_position_embeddings": context,
+        "rms_norm_eps": _required(metadata, f"{architecture}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": own.get("rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(own),
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_up.bias" in names,
+        "tie_word_embeddings": "output.weight" not in names,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
     }
 
 
+def _refuse_unsupported(own: Mapping[str, Any], names: set[str], head_dim: int, context: int) -> None:
+    window = own.get("attention.sliding_window") or context
+    unsupported = {
+        "rotary embedding of only a part of each head": own.get("rope.dimension_count", head_dim) != head_dim,
+        "sliding-window attention": window < context,
+        # Llama 3.1 and later: the file holds only what its scaling comes to, as numbers to divide by.
+        "rope scaling by a table (rope_freqs.weight; the Hugging Face folder says it in a form that is supported)": (
+            "rope_freqs.weight" in names
+        ),
+    }
+    for what, asked in unsupported.items():
+        if asked:
+            raise ModelError(f"the model needs {what}, which is not supported.")
+
+
+def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """As in a `config.json`; what the file leaves out has the same default there as in llama.cpp."""
+    factor = own.get("rope.scaling.factor", own.get("rope.scale_linear"))  # the older name knew only one type
+    kind = own.get("rope.scaling.type", "none" if factor is None else "linear")
+    if kind == "none":
+        return None
+    adjusted = [name for name in _YARN_ADJUSTMENTS if own.get(f"rope.scaling.{name}", 1.0) != 1.0]
+    if kind not in ("linear", "yarn") or adjusted:
+        what = " with ".join([repr(kind), *adjusted])
+        raise ModelError(f"the model needs rope scaling {what}, which is not supported.")
+    if factor is None:
+        raise ModelError("the GGUF file lacks the factor of its rope scaling ('rope.scaling.factor').")
+    return {
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
+        "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": own.get("rope.scaling.yarn_beta_slow"),
+    }
+
+
+# Factors by which llama.cpp departs from the paper's formula; 1 leaves it as it is.
+_YARN_ADJUSTMENTS = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier", "alpha")
+
+
 def _tensors(stored: Sequence[ReaderTensor], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """All weights in float32 under Hugging Face's names."""
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    architecture = config["model_type"]
+    permuted = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    if architecture != "llama":
+        permuted = {}
     tensors = {}
     for tensor in tqdm(stored, desc="Converting", unit="tensor", disable=None):
-        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", tensor.name)
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name)
         if match is None or match[2] not in _NAMES:
             raise ModelError(
-                f"the GGUF file holds the tensor {tensor.name!r:.100}, which a Llama model does not have."
+                f"the GGUF file holds the tensor {tensor.name!r:.100}, which a {architecture} model does not have."
             )
-        layer, kind = match.groups()
+        layer, kind, part = match.groups()
         try:
             weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         except NotImplementedError:
             raise ModelError(
                 f"the type {tensor.tensor_type.name} of {tensor.name} cannot be dequantised."
             ) from None
-        if kind in heads:
-            weight = undo_rope_permutation(weight, heads[kind])
+        if kind in permuted:
+            rows = weight.reshape(len(weight), -1)  # [out, in], or [out, 1] of a bias
+            weight = undo_rope_permutation(rows, permuted[kind]).reshape(weight.shape)
         name = _NAMES[kind] if layer is None else f"model.layers.{layer}.{_NAMES[kind]}"
-        tensors[f"{name}.weight"] = np.ascontiguousarray(weight)
+        tensors[f"{name}.{part}"] = np.ascontiguousarray(weight)
     return tensors
 
 

@@ -619,6 +619,63 @@ def test_a_gguf_gives_the_tensors_and_config_of_the_folder_it_was_made_from(
     assert converted.config.rms_norm_eps == np.float32(1e-5)  # metadata is float32
 
 
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if not name.startswith(("gpt2", "mistral"))])
+def test_a_gguf_of_each_architecture_gives_the_tensors_of_its_folder(tmp_path: Path, name: str) -> None:
+    folder = make_tiny_model(tmp_path / "model", **ARCHITECTURES[name] | {"rope_theta": 1e4})
+    write_tiny_gguf(folder, tmp_path / "model.gguf", ggml__pre="qwen2")
+    original, converted = load_checkpoint(folder), load_checkpoint(tmp_path / "model.gguf")
+    for tensor, weight in weights(folder).items():
+        np.testing.assert_array_equal(converted.tensor(tensor), weight)
+    converted.check_all_used()
+    for switch in ("architecture", "head_dim", "qkv_bias", "o_proj_bias", "mlp_bias", "qk_norm"):
+        assert getattr(converted.config, switch) == getattr(original.config, switch)
+
+
+GGUF_YARN = {
+    "llama__rope__scaling__type": "yarn",
+    "llama__rope__scaling__factor": 4.0,
+    "llama__rope__scaling__original_context_length": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fields"),
+    [
+        ({"llama__rope__scaling__type": "none"}, {}),
+        ({"llama__rope__scale_linear": 2.0}, {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+        (
+            {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 2.0},
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
+        (GGUF_YARN, {"rope_scaling": YARN}),
+        (
+            GGUF_YARN
+            | {"llama__rope__scaling__yarn_beta_fast": 8.0, "llama__rope__scaling__attn_factor": 1.0},
+            {"rope_scaling": YARN | {"beta_fast": 8.0}},
+        ),
+    ],
+)
+def test_b59_the_rope_scaling_of_a_gguf_is_that_of_a_folder(
+    folder: Path, tmp_path: Path, metadata: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    write_tiny_gguf(folder, tmp_path / "x.gguf", **metadata)
+    converted = load_checkpoint(tmp_path / "x.gguf").config
+    expected = load_checkpoint(change(folder, **fields)).config
+    assert converted.rope_scaling == expected.rope_scaling
+    assert converted.max_position_embeddings == expected.max_position_embeddings
+
+
+def test_a_gguf_scaled_by_a_table_says_what_to_use_instead(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(folder, weights(folder) | {"rope.freqs.weight": np.ones(8, np.float32)})
+    monkeypatch.setitem(tiny_gguf.NAMES, "rope.freqs", "rope_freqs")
+    write_tiny_gguf(folder, tmp_path / "x.gguf")
+    assert "rope scaling by a table (rope_freqs.weight; the Hugging Face folder" in refusal(
+        tmp_path / "x.gguf"
+    )
+
+
 def test_q_and_k_left_in_the_order_of_the_gguf_would_be_other_values(
     folder: Path, gguf_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -795,8 +852,14 @@ def test_a_write_that_the_system_really_refuses_leaves_nothing(gguf_path: Path, 
 @pytest.mark.parametrize(
     ("metadata", "sentence"),
     [
-        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; supported: llama"),
-        ({"llama__rope__scaling__type": "yarn"}, "rope scaling 'yarn' is not supported"),
+        ({"architecture": "mamba"}, "architecture 'mamba' is not supported; supported: llama, qwen2, qwen3"),
+        ({"llama__rope__scaling__type": "longrope"}, "rope scaling 'longrope', which is not supported"),
+        ({"llama__rope__scaling__type": "yarn"}, "lacks the factor of its rope scaling"),
+        (
+            GGUF_YARN | {"llama__rope__scaling__attn_factor": 0.5},
+            "rope scaling 'yarn' with attn_factor, which is not supported",
+        ),
+        ({"llama__attention__sliding_window": 64}, "sliding-window attention"),
         ({"rope__dimension_count": 8}, "only a part of each head"),
         ({"block_count": None}, r"lacks the metadata 'llama\.block_count'"),
         ({"attention__head_count": 0}, "damaged or incomplete"),
@@ -823,7 +886,7 @@ def test_a_gguf_tensor_that_a_llama_does_not_have_is_named(
 ) -> None:
     monkeypatch.setitem(tiny_gguf.NAMES, "mlp.up_proj", "ffn_up_exps")
     write_tiny_gguf(folder, tmp_path / "x.gguf")
-    assert "the tensor 'blk.0.ffn_up_exps.weight', which a Llama model does not have" in refusal(
+    assert "the tensor 'blk.0.ffn_up_exps.weight', which a llama model does not have" in refusal(
         tmp_path / "x.gguf"
     )
 
