@@ -215,7 +215,7 @@ class Scheduler:
         self.kv_cache_manager.free(victim)
         self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
         victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = 0
+        victim.lose_blocks()
         victim.num_preemptions += 1
         self.waiting.add_first(victim)
 
@@ -310,7 +310,7 @@ class Scheduler:
             self.running.append(sibling)
         for sibling in reversed(siblings[num_slots:]):
             self.kv_cache_manager.free(sibling)
-            sibling.num_computed_tokens = 0
+            sibling.lose_blocks()
             self.waiting.add_first(sibling)
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:

@@ -149,6 +149,10 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.block_tables.get(request_id, ()))
 
+    @property
+    def usage(self) -> float:
+        return 1 - self.block_pool.get_num_free_blocks() / (self.block_pool.num_blocks - 1)
+
     def reset_prefix_cache(self) -> bool:
         return self.block_pool.reset_prefix_cache()
 

@@ -149,7 +149,7 @@ class Scheduler:
         self.running.remove(victim)
         self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
         victim.status = RequestStatus.PREEMPTED
-        victim.num_computed_tokens = 0
+        victim.lose_blocks()
         victim.num_preemptions += 1
         self._enqueue(victim, front=True)
 
@@ -235,7 +235,7 @@ class Scheduler:
             self.running.append(sibling)
         for sibling in reversed(siblings[num_slots:]):
             self.kv_cache_manager.free(sibling)
-            sibling.num_computed_tokens = 0
+            sibling.lose_blocks()
             self._enqueue(sibling, front=True)
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:

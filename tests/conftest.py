@@ -11,7 +11,14 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pytest
 
 from reference.contracts.protocols import Tier
+from reference.frontend.logger import LEVEL_VARIABLE
 from reference.frontend.tiers import load_tier
+
+
+@pytest.fixture(autouse=True)
+def default_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user's shell, or a program run by an earlier test, has asked for does not count."""
+    monkeypatch.delenv(LEVEL_VARIABLE, raising=False)
 
 
 @pytest.fixture(params=["reference", "fast"])

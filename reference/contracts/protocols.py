@@ -90,6 +90,11 @@ class KVCacheManager(Protocol):
         """The block table; empty when the request holds nothing."""
         ...
 
+    @property
+    def usage(self) -> float:
+        """Held blocks as a share of all that can be held, 0 to 1."""
+        ...
+
     def reset_prefix_cache(self) -> bool:
         """Forget all hashes. False, and nothing changes, while any block is held."""
         ...

@@ -76,6 +76,7 @@ class Request:
     num_cached_tokens: int | None = None  # prefix-cache hit of the first admission
     num_preemptions: int = 0
     stop_reason: int | None = None
+    is_forked: bool = False  # it runs on its parent's blocks and was never admitted by itself
     sort_key: tuple[int, tuple[int, int], str] = field(init=False)  # order under the priority policy
 
     def __post_init__(self) -> None:
@@ -109,7 +110,13 @@ class Request:
             cache_salt=self.cache_salt,
             num_computed_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
+            is_forked=True,
         )
+
+    def lose_blocks(self) -> None:
+        """Everything is to be computed again; what it is admitted with next is its own."""
+        self.num_computed_tokens = 0
+        self.is_forked = False
 
     @property
     def has_unborn_siblings(self) -> bool:

@@ -28,7 +28,7 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class NewRequestData:
-    """A request the runner has no state of: admitted for the first time, or resumed after a preemption."""
+    """A request the runner has no state of: admitted for the first time, resumed after a preemption, or forked."""
 
     request_id: str
     token_ids: tuple[int, ...]  # prompt and, after a preemption, the output so far
@@ -37,6 +37,9 @@ class NewRequestData:
     block_ids: tuple[int, ...]  # the whole block table
     sampling_params: SamplingParams
     seed: int
+    is_forked: bool = (
+        False  # a sibling in its first step: its computed tokens are its parent's, and no cache hit
+    )
 
     @classmethod
     def from_request(cls, request: Request, block_ids: tuple[int, ...]) -> NewRequestData:
@@ -48,6 +51,7 @@ class NewRequestData:
             block_ids=block_ids,
             sampling_params=request.sampling_params,
             seed=request.seed,
+            is_forked=request.is_forked,
         )
 
 

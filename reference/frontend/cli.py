@@ -144,6 +144,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     params = replace(_CHAT_SAMPLING, **_sampling_options(arguments))
     args = EngineArgs(**given(arguments, ENGINE))
     engine = LLMEngine.from_engine_args(args, pick_tier(arguments.tier))
+    engine.log_stats = False  # a line of the log would land in the middle of an answer
     return ChatLoop(engine, params, arguments.system).run()
 
 

@@ -25,7 +25,7 @@ SAMPLING = (
 _ENVIRONMENT = """\
 environment:
   TWINFER_HOME           cache folder of fetched and converted models
-  TWINFER_LOGGING_LEVEL  DEBUG, INFO (default), WARNING or ERROR"""
+  TWINFER_LOGGING_LEVEL  DEBUG, INFO (default; a line of figures every 5 s), WARNING or ERROR"""
 
 _WORKLOAD_FILE = """\
 workload file, JSON lines:

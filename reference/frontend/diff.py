@@ -70,6 +70,7 @@ class _Side:
 
     def __init__(self, tier: Tier, args: EngineArgs, workload: Workload) -> None:
         self.engine = LLMEngine.from_engine_args(args, tier, on_step=self._on_step)
+        self.engine.log_stats = False  # in lockstep the rates of one side mean nothing
         self.run = WorkloadRun(self.engine, workload)
         self.seeds: dict[str, int] = {}
         self.num_sampled: dict[str, int] = {}

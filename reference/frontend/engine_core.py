@@ -19,6 +19,7 @@ from reference.contracts.request import EngineCoreRequest, Request, RequestStatu
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
 from reference.frontend.logger import logger
+from reference.frontend.metrics import EngineMetrics
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
 
@@ -52,17 +53,20 @@ class EngineCore:
         self.executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
         self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
+        self.metrics = EngineMetrics(self.scheduler, config.cache.enable_prefix_caching)
         self.traces: list[StepTrace] = []
         self.made_at = time.perf_counter()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is taken."""
         self.scheduler.add_request(Request.from_engine_core_request(request))
+        self.metrics.request_added(request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free their blocks; ids that are unknown or already finished are ignored."""
         unfinished = [request_id for request_id in request_ids if request_id in self.scheduler.requests]
         self.scheduler.finish_requests(unfinished, RequestStatus.FINISHED_ABORTED)
+        self.metrics.requests_aborted(unfinished)
         if self.traces:
             self.traces[-1].finished.update(dict.fromkeys(unfinished, "abort"))
 
@@ -81,6 +85,7 @@ class EngineCore:
         if self.config.trace:
             self.scheduler.notes = SchedulerNotes()
         schedule = self.scheduler.schedule()
+        self.metrics.step_scheduled(schedule)
         trace = self._begin_trace(schedule, started) if self.config.trace else None
         try:
             output = self.executor.execute(schedule)
@@ -99,6 +104,7 @@ class EngineCore:
                     self.on_step(schedule, output)
             finally:  # an observer that raises must not leave the step half taken in
                 news = self.scheduler.update_from_output(schedule, output)
+        self.metrics.step_finished(news)
         if trace is not None:
             self.traces.append(
                 replace(
@@ -114,7 +120,11 @@ class EngineCore:
         """What was decided, before the forward pass; what came of it is filled in afterwards."""
         notes, requests = self.scheduler.notes, self.scheduler.requests
         assert notes is not None
-        hits = {new.request_id: new.num_computed_tokens for new in schedule.scheduled_new_reqs}
+        hits = {
+            new.request_id: new.num_computed_tokens
+            for new in schedule.scheduled_new_reqs
+            if not new.is_forked
+        }
         return StepTrace(
             step=schedule.step,
             token_budget=self.config.scheduler.max_num_batched_tokens,

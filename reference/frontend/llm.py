@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
@@ -14,6 +15,8 @@ from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
 from reference.frontend.engine_core import OnStep
 from reference.frontend.input_processor import Prompt
 from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.logger import logger
+from reference.frontend.metrics import Metrics
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tokenizer import Tokenizer
 
@@ -53,7 +56,14 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing happens, while requests hold blocks."""
-        return self.llm_engine.engine_core.scheduler.kv_cache_manager.reset_prefix_cache()
+        was_reset = self.llm_engine.engine_core.scheduler.kv_cache_manager.reset_prefix_cache()
+        if was_reset:
+            self.llm_engine.metrics.prefix_cache.forget_recent()
+        return was_reset
+
+    def get_metrics(self) -> Metrics:
+        """Counters, gauges and times of everything this engine has done so far."""
+        return self.llm_engine.metrics.snapshot()
 
     def generate(
         self,
@@ -120,10 +130,15 @@ class LLM:
     def _run(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
         num_tokens = dict.fromkeys(request_ids, 0)
+        # A line of the log goes above the bar. An application's own handlers are left alone.
+        console_loggers = [logger] if use_tqdm and logger.handlers else []
         # miniters=0: drawn anew by time alone. The rate moves with every token, the bar only when a request ends.
-        with tqdm(
-            total=len(request_ids), desc="Generating", unit="prompt", disable=not use_tqdm, miniters=0
-        ) as bar:
+        with (
+            tqdm(
+                total=len(request_ids), desc="Generating", unit="prompt", disable=not use_tqdm, miniters=0
+            ) as bar,
+            logging_redirect_tqdm(console_loggers),
+        ):
             while len(finished) < len(request_ids) and self.llm_engine.has_unfinished_requests():
                 outputs = [output for output in self.llm_engine.step() if output.request_id in num_tokens]
                 for output in outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, EngineCoreClient, Tier
@@ -13,6 +14,7 @@ from reference.frontend.engine_args import EngineArgs, describe
 from reference.frontend.engine_core import EngineCore, InprocClient, OnStep
 from reference.frontend.input_processor import InputProcessor, Prompt
 from reference.frontend.logger import configure_logging, logger
+from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
@@ -28,6 +30,10 @@ class LLMEngine:
         checkpoint: the weights.
         tokenizer: the model's tokenizer.
         on_step: see `EngineCore`.
+
+    Attributes:
+        metrics: what the engine has done so far; `metrics.snapshot()` gives the figures.
+        log_stats: write them to the log every few seconds, at INFO (vLLM's name, turned round).
     """
 
     def __init__(
@@ -45,6 +51,9 @@ class LLMEngine:
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
         self.num_arrivals = 0
+        self.metrics = self.engine_core.metrics
+        self.log_stats = True
+        self.stat_logger = StatLogger(self.metrics)
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs, tier: Tier, on_step: OnStep | None = None) -> LLMEngine:
@@ -91,6 +100,8 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
         )
+        if not self.has_unfinished_requests():
+            self.stat_logger.restart()
         self.client.add_request(request)
         self.output_processor.add_request(request, text)
         self.num_arrivals += 1  # only now: a refused request must not change the seeds of those after it
@@ -100,13 +111,26 @@ class LLMEngine:
         outputs, to_abort = self.output_processor.process_outputs(self.client.get_output())
         if to_abort:
             self.client.abort_requests(to_abort)
+        self._count_finished(outputs)
+        if self.log_stats:
+            self.stat_logger.step()
         return outputs
+
+    def _count_finished(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            if output.finished:
+                # The sequences of one request run side by side: the longest one tells how long a token took.
+                longest = max(len(completion.token_ids) for completion in output.outputs)
+                metrics = replace(output.metrics, num_output_tokens=longest)
+                self.metrics.request_finished(metrics, output.outputs[0].finish_reason or "")
 
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """End requests now; returns their last outputs. Unknown and finished ids are ignored."""
         request_ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self.client.abort_requests(self.output_processor.sequence_ids(request_ids))
-        return self.output_processor.abort_requests(request_ids)
+        outputs = self.output_processor.abort_requests(request_ids)
+        self._count_finished(outputs)
+        return outputs
 
     def has_unfinished_requests(self) -> bool:
         return self.client.has_unfinished_requests()

@@ -448,6 +448,18 @@ class InterruptedEngine(LLMEngine):
         return super().step()
 
 
+def test_no_line_of_the_log_lands_in_an_answer(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[LLMEngine] = []
+
+    def run(self: ChatLoop) -> int:
+        engines.append(self.engine)
+        return 0
+
+    monkeypatch.setattr(ChatLoop, "run", run)
+    assert main(["chat", "--model", model, "--tier", "reference"]) == 0
+    assert [engine.log_stats for engine in engines] == [False]
+
+
 def chat(engine: LLMEngine, *lines: str, max_tokens: int = 5, system: str | None = None) -> ChatLoop:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     loop = ChatLoop(engine, params, system, io.StringIO("".join(f"{line}\n" for line in lines)))

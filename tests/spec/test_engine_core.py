@@ -57,7 +57,8 @@ def tokens(news: list[EngineCoreOutput]) -> list[int]:
 
 def test_a_step_is_schedule_then_execute_then_update() -> None:
     calls: list[Any] = []
-    schedule, output, result = object(), ModelRunnerOutput({}), [EngineCoreOutput("a", ())]
+    schedule = SchedulerOutput(0, (), (), {}, (), ())
+    output, result = ModelRunnerOutput({}), [EngineCoreOutput("a", ())]
 
     class Recorder:
         """Scheduler, runner and tier in one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.llm import LLM
 from reference.frontend.llm_engine import LLMEngine
-from reference.frontend.logger import LEVEL_VARIABLE, configure_logging
+from reference.frontend.logger import LEVEL_VARIABLE, configure_logging, logger
 from reference.frontend.outputs import RequestOutput
 from tests.scripted import (
     EOS,
@@ -356,6 +357,37 @@ def test_malformed_messages_are_refused(make_llm: MakeLLM, messages: Any) -> Non
     with pytest.raises(ValueError, match="message"):
         llm.chat(messages, use_tqdm=False)
     assert_idle(llm.llm_engine)
+
+
+def test_metrics_go_on_over_calls_and_the_hit_rate_begins_anew_with_the_cache(make_llm: MakeLLM) -> None:
+    llm, _ = make_llm(block_size=16)
+    for _ in range(2):
+        llm.generate([5] * 33, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert llm.get_metrics().prefix_cache_hit_rate == 32 / 66
+    assert llm.reset_prefix_cache()
+    metrics = llm.get_metrics()
+    assert (metrics.prefix_cache_hits, metrics.prefix_cache_hit_rate) == (32, 0.0)
+    assert metrics.generation_tokens == metrics.inter_token_latency.count * 2 == 4
+
+
+def test_a_line_of_the_log_goes_above_the_bar_and_to_an_applications_own_handlers_once(
+    make_llm: MakeLLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for handlers in ([logging.StreamHandler(sys.stderr)], []):
+        records: list[logging.LogRecord] = []
+        own = logging.Handler()
+        own.emit = records.append  # type: ignore[method-assign]
+        llm, _ = make_llm()
+        monkeypatch.setattr(logger, "handlers", handlers)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [own])
+        capsys.readouterr()
+        monkeypatch.setattr("reference.frontend.metrics.LOG_INTERVAL_S", 0.0)
+        llm.generate([5] * 4, SamplingParams(max_tokens=1))
+        printed = capsys.readouterr().err
+        assert [record.getMessage()[:6] for record in records] == ["Prompt"]
+        lines = [line for line in printed.replace("\r", "\n").split("\n") if "running 0 requests" in line]
+        assert len(lines) == len(handlers)
+        assert all(line.startswith("Prompt") for line in lines), "a line of its own"
 
 
 def test_the_progress_bar_counts_prompts_and_tokens_a_second(

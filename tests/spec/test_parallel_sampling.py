@@ -192,3 +192,16 @@ def test_the_trace_records_copies_and_the_first_tokens_of_siblings(
     assert [trace.block_copies for trace in traces] == [(), ((2, 3, 4), (2, 3, 5)), ()]
     write_trace(traces, tmp_path / "run.json")
     assert read_trace(tmp_path / "run.json") == traces
+
+
+def test_siblings_count_as_one_admission_and_their_shared_prompt_as_no_hit(model: str, tier: Tier) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=model, trace=True), tier)
+    engine.add_request("a", PROMPT, SamplingParams(n=3, max_tokens=3, ignore_eos=True))
+    run(engine)
+    metrics = engine.metrics.snapshot()
+    assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (len(PROMPT), 0)
+    assert metrics.resumed_prefix_cache_queries == 0
+    assert metrics.prompt_tokens == len(PROMPT)
+    assert metrics.generation_tokens == 9
+    assert metrics.requests_finished == {"length": 1}
+    assert [trace.num_cached_tokens for trace in engine.engine_core.traces] == [{"a": 0}, {}, {}]
