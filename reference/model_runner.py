@@ -21,9 +21,10 @@ from reference.contracts.protocols import Checkpoint
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.models import get_model_class
-from reference.sampler import Sampler, SamplingMetadata
+from reference.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 
 NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
 
 
 @dataclass
@@ -163,14 +164,28 @@ class ModelRunner:
             temperature=np.array([p.temperature for p in params], dtype=np.float64),
             top_k=np.array([p.top_k for p in params], dtype=np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
             seeds=np.array([state.seed & (2**64 - 1) for state in states], dtype=np.uint64),
             output_positions=np.array([state.num_output_tokens for state in states], dtype=np.int64),
+            processed_rows={
+                r: ProcessedRow(
+                    state.sampling_params,
+                    prompt_token_ids=state.token_ids[: state.num_prompt_tokens],
+                    output_token_ids=state.token_ids[state.num_prompt_tokens :],
+                )
+                for r, state in enumerate(states)
+                if state.sampling_params.changes_logits
+            },
         )
 
     def _make_output(
         self, request_ids: list[str], token_ids: list[int], logits: np.ndarray
     ) -> ModelRunnerOutput:
         sampled = {r: [token_id] for r, token_id in zip(request_ids, token_ids, strict=True) if token_id >= 0}
-        errors = {r: NAN_LOGITS for r in request_ids if r not in sampled}
+        errors = {
+            r: NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
+            for r, token_id in zip(request_ids, token_ids, strict=True)
+            if token_id < 0
+        }
         rows = {r: logits[i] for i, r in enumerate(request_ids) if r in sampled} if self.keep_logits else None
         return ModelRunnerOutput(sampled_token_ids=sampled, errors=errors, logits=rows)

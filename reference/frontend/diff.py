@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from reference.contracts.logits import process_logits
 from reference.contracts.noise import gumbel_noise
 from reference.contracts.protocols import Tier
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
@@ -65,18 +66,18 @@ class _Side:
     def __init__(self, tier: Tier, args: EngineArgs, workload: Workload) -> None:
         self.engine = LLMEngine.from_engine_args(args, tier, on_step=self._on_step)
         self.run = WorkloadRun(self.engine, workload)
-        self.seeds: dict[str, int] = {}
-        self.num_sampled: dict[str, int] = {}
+        self.admissions: dict[str, NewRequestData] = {}  # the last of each request
+        self.outputs: dict[str, list[int]] = {}
         # (request, output position) -> token, logits [V]; taken out once the other side has it too
         self.unmatched: dict[tuple[str, int], tuple[int, np.ndarray]] = {}
         self.trace: StepTrace | None = None  # of the last step; None when the engine had nothing to do
 
     def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
         for new in schedule.scheduled_new_reqs:
-            self.seeds[new.request_id] = new.seed
+            self.admissions[new.request_id] = new
         for request_id, (token_id,) in output.sampled_token_ids.items():
-            position = self.num_sampled.get(request_id, 0)
-            self.num_sampled[request_id] = position + 1
+            position = len(self.outputs.setdefault(request_id, []))
+            self.outputs[request_id].append(token_id)
             assert output.logits is not None, "the engine was built with keep_logits"
             self.unmatched[request_id, position] = (token_id, output.logits[request_id])
 
@@ -116,7 +117,7 @@ class _Comparison:
     """Compares step by step until a token is excused, and from then on the other requests' tokens by position."""
 
     def __init__(self, workload: Workload, sides: tuple[_Side, _Side]) -> None:
-        self.params = {request.request_id: request.params for request in workload.requests}
+        self.request_ids = [request.request_id for request in workload.requests]
         self.aborted = {r.request_id for r in workload.requests if r.abort_step is not None}
         self.sides = sides
         first, second = (side.engine.engine_core.tier_name for side in sides)
@@ -204,10 +205,15 @@ class _Comparison:
     def _decision(
         self, request_id: str, position: int, logits: np.ndarray, other_logits: np.ndarray
     ) -> Decision:
-        params = self.params[request_id]
-        noise = gumbel_noise(self.sides[0].seeds[request_id], position, len(logits))  # [V]
+        side = self.sides[0]
+        admitted, output = side.admissions[request_id], side.outputs[request_id][:position]
+        params, prompt = admitted.sampling_params, admitted.token_ids[: admitted.num_prompt_tokens]
+        noise = gumbel_noise(admitted.seed, position, len(logits))  # [V]
+        processed = process_logits(logits, params, prompt, output)  # [V]
         return Decision(
-            margin=decision_margin(logits, params.temperature, params.top_k, params.top_p, noise),
+            margin=decision_margin(
+                processed, params.temperature, params.top_k, params.top_p, noise, params.min_p
+            ),
             logit_gap=float(np.abs(logits - other_logits).max()),
         )
 
@@ -217,7 +223,7 @@ class _Comparison:
         number = self.sides[0].run.step_number - 1
         # Without equal schedules an abort strikes where it strikes.
         incomparable = self.dropped | (self.aborted if self.dropped else set())
-        for request_id in self.params:
+        for request_id in self.request_ids:
             ends = (_end(first[request_id]), _end(second[request_id]))
             if request_id not in incomparable and ends[0] != ends[1]:
                 self._record(number, "end (finish reason, stop reason, tokens, text)", ends, request_id)
