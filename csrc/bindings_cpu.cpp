@@ -198,28 +198,105 @@ void check_sampling(const cpu::Sample& call) {
     if (!(call.top_p[r] > 0.0 && call.top_p[r] <= 1.0)) {
       reject("top_p: expected a number in (0, 1], got " + std::to_string(call.top_p[r]) + which);
     }
+    if (!(call.min_p[r] >= 0.0 && call.min_p[r] <= 1.0)) {
+      reject("min_p: expected a number in [0, 1], got " + std::to_string(call.min_p[r]) + which);
+    }
   }
 }
 
-void sample(py::handle logits, py::handle temperature, py::handle top_k, py::handle top_p, py::handle seeds,
-            py::handle output_positions, py::handle out, int threads) {
+constexpr int64_t kMaxVocab = int64_t{1} << 31;
+
+void check_vocabulary(const TensorView& logits, int64_t vocab_size) {
+  if (vocab_size >= 1 && vocab_size < kMaxVocab) return;
+  reject("logits: expected a vocabulary V between 1 and 2^31 - 1, got shape " + logits.shape_text() + ".");
+}
+
+// What a list of ids must be for the kernel: `starts` ascends from 0 to their number, and each is in the vocabulary.
+void check_id_lists(const char* starts_name, const char* ids_name, const cpu::IdLists& lists, int64_t num_lists,
+                    int64_t num_ids, int64_t vocab_size) {
+  bool fits = lists.starts[0] == 0 && lists.starts[num_lists] == num_ids;
+  for (int64_t p = 0; p < num_lists; ++p) fits = fits && lists.starts[p] <= lists.starts[p + 1];
+  if (!fits) {
+    reject(std::string(starts_name) + ": expected ascending offsets from 0 to " + std::to_string(num_ids) + ".");
+  }
+  check_range(ids_name, lists.ids, num_ids, 0, vocab_size, "(the vocabulary)");
+}
+
+void check_processing(const cpu::ProcessLogits& call, int64_t num_rows) {
+  check_range("rows", call.rows, call.num_processed, 0, num_rows, "(rows of logits)");
+  for (int64_t p = 0; p < call.num_processed; ++p) {
+    const std::string which = " at index " + std::to_string(p) + ".";
+    if (p > 0 && call.rows[p] <= call.rows[p - 1]) {
+      reject("rows: expected ascending rows, got " + std::to_string(call.rows[p]) + which);
+    }
+    for (int64_t i = call.allowed.starts[p] + 1; i < call.allowed.starts[p + 1]; ++i) {
+      if (call.allowed.ids[i] > call.allowed.ids[i - 1]) continue;
+      reject("allowed_ids: expected ascending ids, got " + std::to_string(call.allowed.ids[i]) + " in the list" + which);
+    }
+    if (!(call.repetition_penalty[p] > 0.0) || std::isinf(call.repetition_penalty[p])) {
+      reject("repetition_penalty: expected a finite number above 0, got " +
+             std::to_string(call.repetition_penalty[p]) + which);
+    }
+  }
+}
+
+void process_logits(py::handle logits, py::handle rows, py::handle allowed_starts, py::handle allowed_ids,
+                    py::handle masked_starts, py::handle masked_ids, py::handle biased_starts, py::handle biased_ids,
+                    py::handle biases, py::handle seen_starts, py::handle seen_ids, py::handle counts,
+                    py::handle repetition_penalty, py::handle presence_penalty, py::handle frequency_penalty,
+                    int threads) {
+  Arguments args;
+  const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
+  const TensorView processed = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
+  args.define("P + 1", args["P"] + 1);
+  const auto lists = [&](const char* starts_name, py::handle starts, const char* ids_name, py::handle ids,
+                         const char* count) {
+    const TensorView offsets = args.tensor(starts_name, starts, kInt64, kContiguous, {"P + 1"});
+    const TensorView tokens = args.tensor(ids_name, ids, kInt32, kContiguous, {count});
+    return cpu::IdLists{offsets.data<const int64_t>(), tokens.data<const int32_t>()};
+  };
+  const cpu::IdLists allowed = lists("allowed_starts", allowed_starts, "allowed_ids", allowed_ids, "allowed");
+  const cpu::IdLists masked = lists("masked_starts", masked_starts, "masked_ids", masked_ids, "masked");
+  const cpu::IdLists biased = lists("biased_starts", biased_starts, "biased_ids", biased_ids, "biased");
+  const TensorView bias = args.tensor("biases", biases, kFloat64, kContiguous, {"biased"});
+  const cpu::IdLists seen = lists("seen_starts", seen_starts, "seen_ids", seen_ids, "seen");
+  const TensorView times = args.tensor("counts", counts, kInt32, kContiguous, {"seen"});
+  const TensorView repetition = args.tensor("repetition_penalty", repetition_penalty, kFloat64, kContiguous, {"P"});
+  const TensorView presence = args.tensor("presence_penalty", presence_penalty, kFloat64, kContiguous, {"P"});
+  const TensorView frequency = args.tensor("frequency_penalty", frequency_penalty, kFloat64, kContiguous, {"P"});
+  check_threads(threads);
+  check_vocabulary(values, args["V"]);
+  const py::gil_scoped_release released;
+  const int64_t num_lists = args["P"], vocab_size = args["V"];
+  check_id_lists("allowed_starts", "allowed_ids", allowed, num_lists, args["allowed"], vocab_size);
+  check_id_lists("masked_starts", "masked_ids", masked, num_lists, args["masked"], vocab_size);
+  check_id_lists("biased_starts", "biased_ids", biased, num_lists, args["biased"], vocab_size);
+  check_id_lists("seen_starts", "seen_ids", seen, num_lists, args["seen"], vocab_size);
+  const cpu::ProcessLogits call{rows_of<float>(values), processed.data<const int64_t>(), allowed, masked, biased,
+                                bias.data<const double>(), seen, times.data<const int32_t>(),
+                                repetition.data<const double>(), presence.data<const double>(),
+                                frequency.data<const double>(), num_lists, vocab_size};
+  check_processing(call, args["R"]);
+  cpu::process_logits(call, cpu::active_isa(), threads);
+}
+
+void sample(py::handle logits, py::handle temperature, py::handle top_k, py::handle top_p, py::handle min_p,
+            py::handle seeds, py::handle output_positions, py::handle out, int threads) {
   Arguments args;
   const TensorView rows = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
   const TensorView temperatures = args.tensor("temperature", temperature, kFloat64, kContiguous, {"R"});
   const TensorView ks = args.tensor("top_k", top_k, kInt32, kContiguous, {"R"});
   const TensorView ps = args.tensor("top_p", top_p, kFloat64, kContiguous, {"R"});
+  const TensorView min_ps = args.tensor("min_p", min_p, kFloat64, kContiguous, {"R"});
   const TensorView seed_bits = args.tensor("seeds", seeds, kInt64, kContiguous, {"R"});
   const TensorView positions = args.tensor("output_positions", output_positions, kInt64, kContiguous, {"R"});
   const TensorView ids = args.tensor("out", out, kInt64, kContiguous, {"R"});
   check_threads(threads);
-  constexpr int64_t kMaxVocab = int64_t{1} << 31;
-  if (args["V"] < 1 || args["V"] >= kMaxVocab) {
-    reject("logits: expected a vocabulary V between 1 and 2^31 - 1, got shape " + rows.shape_text() + ".");
-  }
+  check_vocabulary(rows, args["V"]);
   const py::gil_scoped_release released;
   const cpu::Sample call{rows_of<const float>(rows), temperatures.data<const double>(), ks.data<const int32_t>(),
-                         ps.data<const double>(), seed_bits.data<const int64_t>(), positions.data<const int64_t>(),
-                         ids.data<int64_t>(), args["R"], args["V"]};
+                         ps.data<const double>(), min_ps.data<const double>(), seed_bits.data<const int64_t>(),
+                         positions.data<const int64_t>(), ids.data<int64_t>(), args["R"], args["V"]};
   check_sampling(call);
   check_range("output_positions", call.output_positions, call.num_rows, 0, int64_t{1} << 32,
               "(a 32-bit Philox counter)");
@@ -261,8 +338,12 @@ PYBIND11_MODULE(_cpu, m) {
         arg("cos_sin_cache"), arg("threads"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("threads"));
   m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("threads"));
-  m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("seeds"),
-        arg("output_positions"), arg("out"), arg("threads"));
+  m.def("process_logits", &twinfer::process_logits, arg("logits"), arg("rows"), arg("allowed_starts"),
+        arg("allowed_ids"), arg("masked_starts"), arg("masked_ids"), arg("biased_starts"), arg("biased_ids"),
+        arg("biases"), arg("seen_starts"), arg("seen_ids"), arg("counts"), arg("repetition_penalty"),
+        arg("presence_penalty"), arg("frequency_penalty"), arg("threads"));
+  m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("min_p"),
+        arg("seeds"), arg("output_positions"), arg("out"), arg("threads"));
   m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));
   m.def("philox4x32", &twinfer::philox4x32, arg("c0"), arg("c1"), arg("c2"), arg("c3"), arg("k0"), arg("k1"));
 }

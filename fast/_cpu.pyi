@@ -29,11 +29,30 @@ def rotary_embedding(
 ) -> None: ...
 def silu_and_mul(out: Tensor, gate_up: Tensor, threads: int) -> None: ...
 def gelu(out: Tensor, x: Tensor, threads: int) -> None: ...
+def process_logits(
+    logits: Tensor,
+    rows: Tensor,
+    allowed_starts: Tensor,
+    allowed_ids: Tensor,
+    masked_starts: Tensor,
+    masked_ids: Tensor,
+    biased_starts: Tensor,
+    biased_ids: Tensor,
+    biases: Tensor,
+    seen_starts: Tensor,
+    seen_ids: Tensor,
+    counts: Tensor,
+    repetition_penalty: Tensor,
+    presence_penalty: Tensor,
+    frequency_penalty: Tensor,
+    threads: int,
+) -> None: ...
 def sample(
     logits: Tensor,
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
+    min_p: Tensor,
     seeds: Tensor,
     output_positions: Tensor,
     out: Tensor,

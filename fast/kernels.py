@@ -235,18 +235,76 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+def process_logits(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    allowed_starts: torch.Tensor,
+    allowed_ids: torch.Tensor,
+    masked_starts: torch.Tensor,
+    masked_ids: torch.Tensor,
+    biased_starts: torch.Tensor,
+    biased_ids: torch.Tensor,
+    biases: torch.Tensor,
+    seen_starts: torch.Tensor,
+    seen_ids: torch.Tensor,
+    counts: torch.Tensor,
+    repetition_penalty: torch.Tensor,
+    presence_penalty: torch.Tensor,
+    frequency_penalty: torch.Tensor,
+) -> None:
+    """Masks, biases and penalizes P of the R rows in place; arithmetic as in `reference.contracts.logits`.
+
+    Only listed tokens are touched, but for a row with allowed ids, where all others become minus infinity. A row that
+    contains NaN is left as it is. List p of `x_ids` is x_ids[x_starts[p] : x_starts[p + 1]].
+
+    Args:
+        logits: [R, V], rows, changed in place.
+        rows: int64 [P], ascending.
+        allowed_starts, allowed_ids: int64 [P + 1] and int32; ascending ids, an empty list allows all.
+        masked_starts, masked_ids: as above; these become minus infinity.
+        biased_starts, biased_ids: as above; distinct ids, each with its number in `biases`, float64.
+        seen_starts, seen_ids: as above; distinct ids that penalties look at, each with its number of occurrences in
+            the output in `counts`, int32 (0: in the prompt only).
+        repetition_penalty: float64 [P], finite, above 0.
+        presence_penalty, frequency_penalty: float64 [P].
+
+    Raises:
+        ValueError: a bad tensor, or a row, id, offset or penalty out of range; then nothing is written.
+    """
+    _cpu.process_logits(
+        logits,
+        rows,
+        allowed_starts,
+        allowed_ids,
+        masked_starts,
+        masked_ids,
+        biased_starts,
+        biased_ids,
+        biases,
+        seen_starts,
+        seen_ids,
+        counts,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        torch.get_num_threads(),
+    )
+
+
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
+    min_p: torch.Tensor,
     seeds: torch.Tensor,
     output_positions: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Draws one token a row: temperature, top-k, top-p, then argmax of logit / temperature + Gumbel noise.
+    """Draws one token a row: temperature, min_p, top-k, top-p, then argmax of logit / temperature + Gumbel noise.
 
-    A temperature below 1e-5 takes the largest logit. Top-k keeps the k largest logits; top-p then keeps the
+    A temperature below 1e-5 takes the largest logit. Min_p keeps the tokens at least min_p times as likely as the
+    most likely one. Top-k keeps the k largest logits; top-p then keeps the
     smallest set of most likely tokens whose probability reaches top_p, at least one. Equal logits rank by
     ascending token id everywhere. The noise is a function of seed, output position and token id alone (see
     `gumbel_noise`), so a row's token does not depend on the batch. Arithmetic is float64.
@@ -256,6 +314,7 @@ def sample(
         temperature: float64 [R], finite, at least 0.
         top_k: int32 [R]; 0 or -1 is off, more than V is V.
         top_p: float64 [R], in (0, 1].
+        min_p: float64 [R], in [0, 1]; 0 is off.
         seeds: int64 [R], the bit pattern of an unsigned 64-bit seed.
         output_positions: int64 [R], place of the drawn token among the request's output tokens, from 0.
         out: int64 [R], written; -1 for a row that contains NaN.
@@ -263,7 +322,9 @@ def sample(
     Raises:
         ValueError: a bad tensor, or a parameter out of range; then nothing is written.
     """
-    _cpu.sample(logits, temperature, top_k, top_p, seeds, output_positions, out, torch.get_num_threads())
+    _cpu.sample(
+        logits, temperature, top_k, top_p, min_p, seeds, output_positions, out, torch.get_num_threads()
+    )
 
 
 def gumbel_noise(seed: int, output_position: int, out: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ import torch
 
 from fast.attention import AttentionMetadata
 from fast.models import get_model_class
-from fast.sampler import Sampler, SamplingMetadata
+from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.schedule import (
@@ -35,6 +35,7 @@ from reference.contracts.schedule import (
 )
 
 NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
 
 
 def _ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -93,14 +94,17 @@ class _InputBatch:
         self.temperature = np.zeros(rows, dtype=np.float64)
         self.top_k = np.zeros(rows, dtype=np.int32)
         self.top_p = np.zeros(rows, dtype=np.float64)
+        self.min_p = np.zeros(rows, dtype=np.float64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.num_sequences = np.zeros(rows, dtype=np.int64)  # n
+        self.processed: dict[str, tuple[ProcessedRow, list[int]]] = {}  # few; with the output that it reads
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
             self.temperature,
             self.top_k,
             self.top_p,
+            self.min_p,
             self.seeds,
             self.num_sequences,
         )
@@ -116,14 +120,22 @@ class _InputBatch:
         self.temperature[row] = new.sampling_params.temperature
         self.top_k[row] = new.sampling_params.top_k
         self.top_p[row] = new.sampling_params.top_p
+        self.min_p[row] = new.sampling_params.min_p
         self.seeds[row] = new.seed & (2**64 - 1)
         self.num_sequences[row] = new.sampling_params.n
+        if new.sampling_params.changes_logits:
+            prompt, output = (
+                new.token_ids[: new.num_prompt_tokens],
+                list(new.token_ids[new.num_prompt_tokens :]),
+            )
+            self.processed[new.request_id] = ProcessedRow(new.sampling_params, prompt, output), output
 
     def remove(self, request_id: str) -> None:
         """Fill the hole from the last row. Unknown ids are ignored: a request may end before its first step."""
         row = self.row_of.pop(request_id, None)
         if row is None:
             return
+        self.processed.pop(request_id, None)
         last_id = self.req_ids.pop()
         if last_id == request_id:
             return
@@ -143,6 +155,10 @@ class _InputBatch:
         for row, delta in zip(rows, running, strict=True):
             if delta.block_copy is not None:
                 self.block_tables.values[row, delta.block_copy.index] = delta.block_copy.target
+        if self.processed:
+            for delta in running:
+                if delta.request_id in self.processed:
+                    self.processed[delta.request_id][1].extend(delta.new_token_ids)
         grown = [i for i, delta in enumerate(running) if delta.new_block_ids]
         if grown:  # a decode takes a new block in one step of B
             self.block_tables.append(rows[grown], [running[i].new_block_ids for i in grown])
@@ -221,8 +237,10 @@ class ModelRunner:
             draws, indices = self._draws(step.sampling_rows)
             drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
             metadata = self._sampling_metadata(step.sampling_rows[draws], indices)
+            # The sampler works in place on the rows it processes, and what is handed out is the model's.
+            raw = logits.clone() if self.keep_logits and metadata.processed_rows else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
-        return self._make_output(step.sampling_rows, draws, indices, token_ids, logits)
+        return self._make_output(step.sampling_rows, draws, indices, token_ids, raw)
 
     def _draws(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row of logits and index of the sequence of each token to draw: two int64 [number of draws].
@@ -295,9 +313,19 @@ class ModelRunner:
             temperature=torch.from_numpy(batch.temperature[rows]),
             top_k=torch.from_numpy(batch.top_k[rows]),
             top_p=torch.from_numpy(batch.top_p[rows]),
+            min_p=torch.from_numpy(batch.min_p[rows]),
             seeds=torch.from_numpy(seeds.view(np.int64)),
             output_positions=torch.from_numpy(output_positions),
+            processed_rows=self._processed_rows(rows),
         )
+
+    def _processed_rows(self, rows: np.ndarray) -> dict[int, ProcessedRow]:
+        """Logits row -> its processing, for those of these rows that have any."""
+        batch = self._batch
+        if not batch.processed:
+            return {}
+        names = [batch.req_ids[row] for row in rows.tolist()]
+        return {r: batch.processed[name][0] for r, name in enumerate(names) if name in batch.processed}
 
     def _make_output(
         self,
@@ -314,7 +342,7 @@ class ModelRunner:
         for draw, index, token_id in zip(draws.tolist(), indices.tolist(), token_ids, strict=True):
             request_id = request_ids[draw]
             if token_id < 0:
-                errors[request_id] = NAN_LOGITS
+                errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
             elif index == 0:
                 sampled[request_id] = [token_id]
             else:

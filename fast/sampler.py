@@ -2,16 +2,111 @@
 
 What differs: one C++ call samples all rows, spread over the cores. A greedy row is a single pass for its
 largest logit and draws nothing; top-k and top-p select instead of sorting the vocabulary; noise is generated
-for the kept tokens only, which a counter-based generator allows.
+for the kept tokens only, which a counter-based generator allows. The steps before temperature touch the
+tokens they are about and not the vocabulary: each row with such steps keeps its counts from step to step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fast import kernels
+from reference.contracts.logits import masked_token_ids
+from reference.contracts.sampling_params import SamplingParams
+
+NAN_IN_ROW = -1  # in place of a token id
+NO_TOKEN_LEFT = -2
+
+
+class _TokenCounts:
+    """How often each token was seen in the output; tokens of the prompt have an entry too.
+
+    Invariant: ids[:size] are distinct, and counts[i] belongs to ids[i]. Adding a token costs one look-up.
+    """
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(64, dtype=np.int32)
+        self._counts = np.zeros(64, dtype=np.int32)
+        self._place: dict[int, int] = {}
+
+    def add(self, token_ids: Iterable[int], occurrences: int) -> None:
+        for token_id in token_ids:
+            place = self._place.setdefault(token_id, len(self._place))
+            if place == len(self._ids):
+                zeros = np.zeros_like(self._ids)
+                self._ids = np.concatenate([self._ids, zeros])
+                self._counts = np.concatenate([self._counts, zeros])
+            self._ids[place] = token_id
+            self._counts[place] += occurrences
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        return self._counts[: len(self._place)]
+
+
+@dataclass(eq=False)
+class ProcessedRow:
+    """What changes a row's logits before temperature: the request's rules, and the tokens they look at.
+
+    Lives as long as its request stays in the batch: `output_token_ids` grows, and what is new is counted when
+    the row is sampled next.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        params = self.params
+        self._allowed = np.array(sorted(set(params.allowed_token_ids or ())), dtype=np.int32)
+        self._biased = np.array(list(params.logit_bias), dtype=np.int32)
+        self._biases = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        self._seen = _TokenCounts()
+        self._num_counted = 0  # of the output
+        if params.repetition_penalty != 1:
+            self._seen.add(self.prompt_token_ids, 0)
+
+    def _catch_up(self) -> None:
+        if self.params.has_penalties:
+            self._seen.add(self.output_token_ids[self._num_counted :], 1)
+            self._num_counted = len(self.output_token_ids)
+
+
+def _as_lists(parts: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Arrays side by side: offsets int64 [P + 1], and their concatenation."""
+    starts = np.zeros(len(parts) + 1, dtype=np.int64)  # [P + 1]
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    return torch.from_numpy(starts), torch.from_numpy(np.concatenate(parts))
+
+
+def _process_logits(logits: torch.Tensor, processed_rows: Mapping[int, ProcessedRow]) -> None:
+    """Masks, biases and penalties, in place and in one call for all rows that have any."""
+    indices = sorted(processed_rows)  # P
+    rows = [processed_rows[r] for r in indices]
+    for row in rows:
+        row._catch_up()
+    masked = [masked_token_ids(row.params, row.output_token_ids) for row in rows]
+    kernels.process_logits(
+        logits,
+        torch.tensor(indices),
+        *_as_lists([row._allowed for row in rows]),
+        *_as_lists([np.fromiter(ids, dtype=np.int32, count=len(ids)) for ids in masked]),
+        *_as_lists([row._biased for row in rows]),
+        torch.from_numpy(np.concatenate([row._biases for row in rows])),
+        *_as_lists([row._seen.ids for row in rows]),
+        torch.from_numpy(np.concatenate([row._seen.counts for row in rows])),
+        torch.tensor([row.params.repetition_penalty for row in rows], dtype=torch.float64),
+        torch.tensor([row.params.presence_penalty for row in rows], dtype=torch.float64),
+        torch.tensor([row.params.frequency_penalty for row in rows], dtype=torch.float64),
+    )
 
 
 @dataclass(frozen=True)
@@ -21,24 +116,36 @@ class SamplingMetadata:
     temperature: torch.Tensor  # float64 [R]
     top_k: torch.Tensor  # int32 [R], 0 or -1 = off
     top_p: torch.Tensor  # float64 [R], in (0, 1]
+    min_p: torch.Tensor  # float64 [R], in [0, 1], 0 = off
     seeds: torch.Tensor  # int64 [R], the bit pattern of an unsigned seed: torch has no arithmetic for uint64
     output_positions: torch.Tensor  # int64 [R]
+    processed_rows: Mapping[int, ProcessedRow]  # of the R, those with `SamplingParams.changes_logits`
 
 
 class Sampler:
     """Chooses one token a row. It has no state: a draw depends on the row and its parameters alone."""
 
     def __call__(self, logits: torch.Tensor, metadata: SamplingMetadata) -> list[int]:
-        """Logits [R, V] -> R token ids; -1 for a row that contains NaN."""
+        """Logits [R, V] -> R token ids; NAN_IN_ROW for a row that contains NaN, NO_TOKEN_LEFT for one without a choice.
+
+        Rows of `metadata.processed_rows` are changed in place.
+        """
+        if metadata.processed_rows:
+            _process_logits(logits, metadata.processed_rows)
         token_ids = torch.empty(len(logits), dtype=torch.int64)  # [R]
         kernels.sample(
             logits,
             metadata.temperature,
             metadata.top_k,
             metadata.top_p,
+            metadata.min_p,
             metadata.seeds,
             metadata.output_positions,
             token_ids,
         )
         sampled: list[int] = token_ids.tolist()
+        for r in metadata.processed_rows:
+            # Minus infinity is drawn only where there is nothing else.
+            if sampled[r] >= 0 and logits[r, sampled[r]] == -torch.inf:
+                sampled[r] = NO_TOKEN_LEFT
         return sampled

@@ -22,9 +22,10 @@ from reference.contracts.request import child_seed
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.models import get_model_class
-from reference.sampler import Sampler, SamplingMetadata
+from reference.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 
 NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
 
 
 @dataclass
@@ -190,8 +191,18 @@ class ModelRunner:
             temperature=np.array([p.temperature for p in params], dtype=np.float64),
             top_k=np.array([p.top_k for p in params], dtype=np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
             seeds=np.array(seeds, dtype=np.uint64),
             output_positions=np.array([state.num_output_tokens for state in states], dtype=np.int64),
+            processed_rows={
+                r: ProcessedRow(
+                    state.sampling_params,
+                    prompt_token_ids=state.token_ids[: state.num_prompt_tokens],
+                    output_token_ids=state.token_ids[state.num_prompt_tokens :],
+                )
+                for r, state in enumerate(states)
+                if state.sampling_params.changes_logits
+            },
         )
 
     def _make_output(
@@ -203,7 +214,7 @@ class ModelRunner:
         for (row, index), token_id in zip(draws, token_ids, strict=True):
             request_id = request_ids[row]
             if token_id < 0:
-                errors[request_id] = NAN_LOGITS
+                errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
             elif index == 0:
                 sampled[request_id] = [token_id]
             else:

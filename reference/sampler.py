@@ -1,19 +1,35 @@
 """From logits to tokens, one row at a time, in the order the numeric contract fixes.
 
-    temperature -> top-k -> top-p -> draw
+    allowed ids -> bad words, min_tokens -> logit bias -> penalties -> temperature -> min_p -> top-k -> top-p -> draw
 
-Everything is float64, and every tie goes to the lowest token id, so two implementations can only disagree where two
-scores differ by rounding alone. Fast twin: `fast/sampler.py`.
+The steps before temperature are `contracts.logits.process_logits`. Everything after is float64, and every tie goes to
+the lowest token id, so two implementations can only disagree where two scores differ by rounding alone. Fast twin:
+`fast/sampler.py`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from reference.contracts.logits import process_logits
 from reference.contracts.noise import gumbel_noise
-from reference.contracts.sampling_params import GREEDY_TEMPERATURE
+from reference.contracts.sampling_params import GREEDY_TEMPERATURE, SamplingParams
+
+NAN_IN_ROW = -1  # in place of a token id
+NO_TOKEN_LEFT = -2
+
+
+@dataclass(frozen=True)
+class ProcessedRow:
+    """What changes a row's logits before temperature: the request's rules, and the tokens they look at."""
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -23,50 +39,54 @@ class SamplingMetadata:
     temperature: np.ndarray  # float64 [R]
     top_k: np.ndarray  # int32 [R], 0 or -1 = off
     top_p: np.ndarray  # float64 [R], in (0, 1]
+    min_p: np.ndarray  # float64 [R], in [0, 1], 0 = off
     seeds: np.ndarray  # uint64 [R]
     output_positions: np.ndarray  # int64 [R]
+    processed_rows: Mapping[int, ProcessedRow]  # of the R, those with `SamplingParams.changes_logits`
 
 
 class Sampler:
     """Chooses one token a row. It has no state: a draw depends on the row and its parameters alone."""
 
     def __call__(self, logits: np.ndarray, metadata: SamplingMetadata) -> list[int]:
-        """Logits [R, V] -> R token ids; -1 for a row that contains NaN."""
-        return [
-            _sample_row(
-                logits[r],
-                float(metadata.temperature[r]),
-                int(metadata.top_k[r]),
-                float(metadata.top_p[r]),
-                int(metadata.seeds[r]),
-                int(metadata.output_positions[r]),
-            )
-            for r in range(len(logits))
-        ]
+        """Logits [R, V] -> R token ids; NAN_IN_ROW for a row that contains NaN, NO_TOKEN_LEFT for one without a choice.
+
+        The logits are not changed.
+        """
+        return [_sample_row(logits[r], metadata, r) for r in range(len(logits))]
 
 
-def _sample_row(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, seed: int, output_position: int
-) -> int:
+def _sample_row(logits: np.ndarray, metadata: SamplingMetadata, r: int) -> int:
     if np.isnan(logits).any():
-        return -1
+        return NAN_IN_ROW
+    rules = metadata.processed_rows.get(r)
+    if rules is not None:
+        logits = process_logits(logits, rules.params, rules.prompt_token_ids, rules.output_token_ids)
+        if logits.max() == -np.inf:
+            return NO_TOKEN_LEFT
+    temperature = float(metadata.temperature[r])
     if temperature < GREEDY_TEMPERATURE:
         return int(np.argmax(logits))  # argmax returns the first of equals: the lowest id
 
     z = logits.astype(np.float64) / temperature  # [V]
-    kept = _kept_token_ids(z, top_k, top_p)  # [K], ascending
-    noise = gumbel_noise(seed, output_position, len(z))  # [V]
+    kept = _kept_token_ids(
+        z, float(metadata.min_p[r]), int(metadata.top_k[r]), float(metadata.top_p[r])
+    )  # [K], ascending
+    noise = gumbel_noise(int(metadata.seeds[r]), int(metadata.output_positions[r]), len(z))  # [V]
     return int(kept[np.argmax(z[kept] + noise[kept])])
 
 
-def _kept_token_ids(z: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
-    """Ids that survive top-k and then top-p, in ascending order so that the argmax over them keeps the lowest id."""
-    vocab_size = len(z)
+def _kept_token_ids(z: np.ndarray, min_p: float, top_k: int, top_p: float) -> np.ndarray:
+    """Ids that survive min_p, then top-k, then top-p, in ascending order so that argmax keeps the lowest of equals."""
+    kept = np.arange(len(z))
+    if min_p > 0:
+        # p < min_p * p_max says the same of probabilities, whatever else is kept (Nguyen et al., "min-p", 2024).
+        kept = kept[z >= z.max() + math.log(min_p)]
     if top_k < 1 and top_p >= 1:
-        return np.arange(vocab_size)
-    best_first = np.argsort(-z, kind="stable")  # [V]; stable: of equals the lowest id comes first
+        return kept
+    best_first = kept[np.argsort(-z[kept], kind="stable")]  # stable: of equals the lowest id comes first
     if top_k >= 1:
-        best_first = best_first[:top_k]  # [min(top_k, V)]
+        best_first = best_first[:top_k]
     if top_p < 1:
         best_first = best_first[: _nucleus_size(z[best_first], top_p)]
     return np.sort(best_first)

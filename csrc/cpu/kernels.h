@@ -129,11 +129,35 @@ struct Gelu {
 };
 void gelu(const Gelu& args, Isa isa, int threads);
 
+// Lists of unequal length, one for each processed row: list p is ids[starts[p] : starts[p + 1]].
+struct IdLists {
+  const int64_t* starts;          // [P + 1]
+  const int32_t* ids;
+};
+
+struct ProcessLogits {
+  Rows<float> logits;             // [R, V], changed in place
+  const int64_t* rows;            // [P], ascending: the rows to process
+  IdLists allowed;                // ascending ids; an empty list allows all
+  IdLists masked;
+  IdLists biased;                 // distinct ids
+  const double* biases;           // one for each biased id
+  IdLists seen;                   // distinct ids that penalties look at
+  const int32_t* counts;          // one for each seen id: how often it is in the output
+  const double* repetition_penalty;   // [P]
+  const double* presence_penalty;     // [P]
+  const double* frequency_penalty;    // [P]
+  int64_t num_processed;          // P
+  int64_t vocab_size;             // V
+};
+void process_logits(const ProcessLogits& args, Isa isa, int threads);
+
 struct Sample {
   Rows<const float> logits;       // [R, V]
   const double* temperature;      // [R]
   const int32_t* top_k;           // [R], 0 or -1 = off
   const double* top_p;            // [R]
+  const double* min_p;            // [R], 0 = off
   const int64_t* seeds;           // [R], bit pattern of an unsigned 64-bit seed
   const int64_t* output_positions;    // [R]
   int64_t* out;                   // [R], -1 for a row with a NaN

@@ -1,4 +1,4 @@
-// Temperature, top-k, top-p and the draw, row by row. A draw is the argmax of logit / temperature + Gumbel noise,
+// Masks, bias and penalties; then temperature, min_p, top-k, top-p and the draw, row by row. A draw is the argmax of logit / temperature + Gumbel noise,
 // and the noise is a pure function of (seed, output position, token id): neither the batch nor the shortcuts below
 // can change a token.
 #include <algorithm>
@@ -35,6 +35,7 @@ struct RowParams {
   double temperature;
   int64_t top_k;  // in [1, V], V = off
   double top_p;
+  double min_p;
   uint64_t seed;
   uint32_t output_position;
 };
@@ -139,6 +140,13 @@ void keep_top_p(float largest, double total, const RowParams& row, std::vector<C
   kept.resize(count);
 }
 
+void sort_and_keep_top_p(float largest, const RowParams& row, std::vector<Candidate>& kept) {
+  std::sort(kept.begin(), kept.end(), before);
+  double total = 0.0;
+  for (const Candidate& c : kept) total += weight(c.logit, largest, row.temperature);
+  keep_top_p(largest, total, row, kept);
+}
+
 // Top-p over the whole vocabulary without sorting it. All tokens of probability below (1 - top_p) / V hold less
 // than 1 - top_p together, so the prefix reaches top_p before any of them; half of that leaves room for rounding.
 void keep_top_p_of_all(const float* logits, int64_t vocab_size, float largest, const RowParams& row,
@@ -155,6 +163,21 @@ void keep_top_p_of_all(const float* logits, int64_t vocab_size, float largest, c
   keep_top_p(largest, total, row, kept);
 }
 
+// The tokens at least min_p times as likely as the most likely one, then top-k and top-p among them.
+void keep_min_p(const float* logits, int64_t vocab_size, float largest, const RowParams& row,
+                std::vector<Candidate>& kept) {
+  const double lowest = static_cast<double>(largest) / row.temperature + std::log(row.min_p);
+  for (int64_t i = 0; i < vocab_size; ++i) {
+    if (static_cast<double>(logits[i]) / row.temperature < lowest) continue;
+    kept.push_back({logits[i], static_cast<int32_t>(i)});
+  }
+  if (row.top_k < static_cast<int64_t>(kept.size())) {
+    std::nth_element(kept.begin(), kept.begin() + row.top_k, kept.end(), before);
+    kept.resize(static_cast<size_t>(row.top_k));
+  }
+  if (row.top_p < 1.0) sort_and_keep_top_p(largest, row, kept);
+}
+
 int64_t draw_from_all(const float* logits, int64_t vocab_size, int32_t most_likely, const RowParams& row) {
   Draw draw(row);
   draw.offer(logits[most_likely], most_likely);
@@ -168,19 +191,16 @@ int64_t sample_row(const float* logits, int64_t vocab_size, const RowMax& top, c
                    std::vector<Candidate>& kept) {
   if (top.has_nan) return -1;
   if (row.temperature < kGreedyTemperature) return top.id;
-  const bool all_k = row.top_k == vocab_size, all_p = row.top_p >= 1.0;
-  if (all_k && all_p) return draw_from_all(logits, vocab_size, top.id, row);
+  const bool all_k = row.top_k == vocab_size, all_p = row.top_p >= 1.0, all_min_p = row.min_p <= 0.0;
+  if (all_k && all_p && all_min_p) return draw_from_all(logits, vocab_size, top.id, row);
   kept.clear();
-  if (all_k) {
+  if (!all_min_p) {
+    keep_min_p(logits, vocab_size, top.value, row, kept);
+  } else if (all_k) {
     keep_top_p_of_all(logits, vocab_size, top.value, row, kept);
   } else {
     keep_top_k(logits, vocab_size, row.top_k, kept);
-    if (!all_p) {
-      std::sort(kept.begin(), kept.end(), before);
-      double total = 0.0;
-      for (const Candidate& c : kept) total += weight(c.logit, top.value, row.temperature);
-      keep_top_p(top.value, total, row, kept);
-    }
+    if (!all_p) sort_and_keep_top_p(top.value, row, kept);
   }
   Draw draw(row);
   for (const Candidate& c : kept) draw.offer(c.logit, c.id);
@@ -190,10 +210,58 @@ int64_t sample_row(const float* logits, int64_t vocab_size, const RowMax& top, c
 RowParams row_params(const Sample& args, int64_t r) {
   const int64_t k = args.top_k[r];
   return {args.temperature[r], k <= 0 ? args.vocab_size : std::min(k, args.vocab_size), args.top_p[r],
-          static_cast<uint64_t>(args.seeds[r]), static_cast<uint32_t>(args.output_positions[r])};
+          args.min_p[r], static_cast<uint64_t>(args.seeds[r]), static_cast<uint32_t>(args.output_positions[r])};
+}
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+// Rounds once. What would leave float32 stays at its largest finite number: a penalty masks no token.
+float rounded(double value) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  return static_cast<float>(std::min(std::max(value, -kLargest), kLargest));
+}
+
+// The ids ascend, so what lies between them is masked and they are left alone.
+void mask_all_but(const int32_t* allowed, int64_t count, float* logits, int64_t vocab_size) {
+  int64_t next = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    std::fill(logits + next, logits + allowed[i], kMasked);
+    next = int64_t{allowed[i]} + 1;
+  }
+  std::fill(logits + next, logits + vocab_size, kMasked);
+}
+
+void process_row(const ProcessLogits& args, int64_t p, float* logits) {
+  const int64_t first_allowed = args.allowed.starts[p], num_allowed = args.allowed.starts[p + 1] - first_allowed;
+  if (num_allowed > 0) mask_all_but(args.allowed.ids + first_allowed, num_allowed, logits, args.vocab_size);
+  for (int64_t i = args.masked.starts[p]; i < args.masked.starts[p + 1]; ++i) logits[args.masked.ids[i]] = kMasked;
+  for (int64_t i = args.biased.starts[p]; i < args.biased.starts[p + 1]; ++i) {
+    float& logit = logits[args.biased.ids[i]];
+    if (logit != kMasked) logit = rounded(static_cast<double>(logit) + args.biases[i]);
+  }
+  const double repetition = args.repetition_penalty[p];
+  const double presence = args.presence_penalty[p], frequency = args.frequency_penalty[p];
+  for (int64_t i = args.seen.starts[p]; i < args.seen.starts[p + 1]; ++i) {
+    float& logit = logits[args.seen.ids[i]];
+    if (logit == kMasked) continue;
+    double z = static_cast<double>(logit);
+    z = z > 0.0 ? z / repetition : z * repetition;
+    z -= frequency * static_cast<double>(args.counts[i]);
+    if (args.counts[i] > 0) z -= presence;
+    logit = rounded(z);
+  }
 }
 
 }  // namespace
+
+void process_logits(const ProcessLogits& args, Isa isa, int threads) {
+  const auto row_max = TWINFER_DISPATCH(isa, row_max);
+  parallel_for(args.num_processed, args.num_processed * args.vocab_size, threads, [&](int64_t p, int) {
+    float* logits = args.logits[args.rows[p]];
+    // A mask must not hide a NaN: the row is left for `sample` to refuse.
+    if (!row_max(logits, args.vocab_size).has_nan) process_row(args, p, logits);
+  });
+}
 
 void sample(const Sample& args, Isa isa, int threads) {
   const auto row_max = TWINFER_DISPATCH(isa, row_max);

@@ -19,7 +19,9 @@ from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODE
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
-    "n", "temperature", "top_p", "top_k", "sampling_seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos",
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "allowed_token_ids", "bad_words", "sampling_seed", "max_tokens", "min_tokens", "stop",
+    "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 
 _ENVIRONMENT = """\
@@ -168,14 +170,58 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
         group, "--top-p", "keep the smallest set of this probability", defaults.top_p, type=float, metavar="P"
     )
     _add(group, "--top-k", "keep the K best tokens; 0 keeps all", defaults.top_k, type=int, metavar="K")
+    _add(group, "--min-p", "drop tokens below P times the best's probability", "0", type=float, metavar="P")
+    _add_penalties(group)
     _add(group, "--sampling-seed", "seed of every prompt's draws", "from --seed", type=int, metavar="N")
     _add(group, "--max-tokens", "tokens to generate at most", defaults.max_tokens, type=int, metavar="N")
+    _add(group, "--min-tokens", "tokens before which nothing ends the output", "0", type=int, metavar="N")
     _add(group, "--stop", "end before this text; repeatable", action="append", metavar="TEXT")
     _add(
         group, "--stop-token-ids", "end with any of these tokens",
         action="extend", nargs="+", type=int, metavar="ID",
     )  # fmt: skip
     _add(group, "--ignore-eos", "go on past end-of-sequence tokens", action="store_true")
+
+
+def _add_penalties(group: argparse._ActionsContainer) -> None:
+    """What happens to logits before temperature."""
+    for name, text, default in (
+        ("repetition", "divides logits of tokens in prompt and output", "1"),
+        ("presence", "subtracted from logits of tokens in the output", "0"),
+        ("frequency", "subtracted once for each time in the output", "0"),
+    ):
+        _add(group, f"--{name}-penalty", text, default, type=float, metavar="X")
+    _add(
+        group, "--logit-bias", "add X to the logit of token ID; repeatable",
+        action=_Bias, type=parse_bias, metavar="ID=X",
+    )  # fmt: skip
+    _add(
+        group, "--allowed-token-ids", "generate nothing but these tokens",
+        action="extend", nargs="+", type=int, metavar="ID",
+    )  # fmt: skip
+    _add(group, "--bad-words", "words to avoid; repeatable", action="extend", nargs="+", metavar="WORD")
+
+
+class _Bias(argparse.Action):
+    """Collects ID=X into a table."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), **dict([values])})
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """Token id and number from `504=-2.5`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no such pair.
+    """
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no bias: write ID=X, such as 504=-2.5") from None
 
 
 def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:

@@ -73,7 +73,8 @@ class IncrementalDetokenizer:
                 self._decode(len(self.token_ids) - (not self.params.include_stop_str_in_output), final=True)
             else:
                 self._decode(len(self.token_ids), final=is_last or token_id in self._stop_specials)
-                self.stop_string = self.stop_string or self._stop_specials.get(token_id)
+                if len(self.token_ids) > self.params.min_tokens:
+                    self.stop_string = self.stop_string or self._stop_specials.get(token_id)
             if self.stop_string is not None:
                 return self.stop_string
         if finish_reason is not None and not new_token_ids:  # abort, error
@@ -103,7 +104,9 @@ class IncrementalDetokenizer:
         searched = len(self.text)
         self.text += longer[len(known) :]
         self._prefix_offset, self._read_offset = self._read_offset, end
-        self._find_stop_string(searched)
+        # What the first `min_tokens` tokens complete does not count, now or later.
+        if len(self.token_ids) > self.params.min_tokens:
+            self._find_stop_string(searched)
 
     def _find_stop_string(self, searched: int) -> None:
         """Cut the text at the stop string whose match is completed first; of equals, at the one that starts first."""

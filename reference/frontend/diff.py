@@ -11,15 +11,16 @@ of the schedule, because from then on the two runs are different workloads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from reference.contracts.logits import process_logits
 from reference.contracts.noise import gumbel_noise
 from reference.contracts.protocols import Tier
 from reference.contracts.request import child_request_id, child_seed
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
@@ -72,27 +73,29 @@ class _Side:
         self.engine = LLMEngine.from_engine_args(args, tier, on_step=self._on_step)
         self.engine.log_stats = False  # in lockstep the rates of one side mean nothing
         self.run = WorkloadRun(self.engine, workload)
-        self.seeds: dict[str, int] = {}
-        self.num_sampled: dict[str, int] = {}
+        self.admissions: dict[str, NewRequestData] = {}  # the last of each request
+        self.outputs: dict[str, list[int]] = {}
         # (request, output position) -> token, logits [V]; taken out once the other side has it too
         self.unmatched: dict[tuple[str, int], tuple[int, np.ndarray]] = {}
         self.trace: StepTrace | None = None  # of the last step; None when the engine had nothing to do
 
     def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        self.seeds.update((new.request_id, new.seed) for new in schedule.scheduled_new_reqs)
+        for new in schedule.scheduled_new_reqs:
+            self.admissions[new.request_id] = new
         logits = output.logits or {}
         for request_id, (token_id,) in output.sampled_token_ids.items():
             self._add(request_id, token_id, logits[request_id])
         for request_id, token_ids in output.sibling_token_ids.items():
             for index, token_id in enumerate(token_ids, start=1):
-                sibling_id = child_request_id(request_id, index)
-                self.seeds[sibling_id] = child_seed(self.seeds[request_id], index)
+                parent, sibling_id = self.admissions[request_id], child_request_id(request_id, index)
+                seed = child_seed(parent.seed, index)
+                self.admissions[sibling_id] = replace(parent, request_id=sibling_id, seed=seed)
                 self._add(sibling_id, token_id, logits[request_id])
 
     def _add(self, request_id: str, token_id: int, logits: np.ndarray) -> None:
-        position = self.num_sampled.get(request_id, 0)
-        self.num_sampled[request_id] = position + 1
-        self.unmatched[request_id, position] = (token_id, logits)
+        output = self.outputs.setdefault(request_id, [])
+        self.unmatched[request_id, len(output)] = (token_id, logits)
+        output.append(token_id)
 
     def step(self) -> None:
         traces = self.engine.engine_core.traces
@@ -130,11 +133,6 @@ class _Comparison:
     """Compares step by step until a token is excused, and from then on the other requests' tokens by position."""
 
     def __init__(self, workload: Workload, sides: tuple[_Side, _Side]) -> None:
-        self.params = {  # by the id of each sequence
-            child_request_id(request.request_id, index): request.params
-            for request in workload.requests
-            for index in range(request.params.n)
-        }
         self.request_ids = [request.request_id for request in workload.requests]
         self.aborted = {r.request_id for r in workload.requests if r.abort_step is not None}
         self.sides = sides
@@ -223,10 +221,15 @@ class _Comparison:
     def _decision(
         self, request_id: str, position: int, logits: np.ndarray, other_logits: np.ndarray
     ) -> Decision:
-        params = self.params[request_id]
-        noise = gumbel_noise(self.sides[0].seeds[request_id], position, len(logits))  # [V]
+        side = self.sides[0]
+        admitted, output = side.admissions[request_id], side.outputs[request_id][:position]
+        params, prompt = admitted.sampling_params, admitted.token_ids[: admitted.num_prompt_tokens]
+        noise = gumbel_noise(admitted.seed, position, len(logits))  # [V]
+        processed = process_logits(logits, params, prompt, output)  # [V]
         return Decision(
-            margin=decision_margin(logits, params.temperature, params.top_k, params.top_p, noise),
+            margin=decision_margin(
+                processed, params.temperature, params.top_k, params.top_p, noise, params.min_p
+            ),
             logit_gap=float(np.abs(logits - other_logits).max()),
         )
 

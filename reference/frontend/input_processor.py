@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reference.contracts.config import EngineConfig
+from reference.contracts.logits import masked_token_ids
 from reference.contracts.noise import derive_seed
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
@@ -61,6 +62,7 @@ class InputProcessor:
         text, token_ids, salt = self._parse(prompt)
         if salt is not None and cache_salt is not None:
             raise ValueError("cache_salt is given twice, in the prompt and beside it; give only one.")
+        params = self._resolve(params)
         seed = derive_seed(self.config.seed, arrival_number) if params.seed is None else params.seed % 2**64
         request = EngineCoreRequest(
             request_id=request_id,
@@ -72,8 +74,31 @@ class InputProcessor:
             priority=priority,
             cache_salt=_check_salt(salt if cache_salt is None else cache_salt),
         )
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
         return request, text
+
+    def _resolve(self, params: SamplingParams) -> SamplingParams:
+        """Check the token ids of the parameters, and add what the model and its tokenizer know."""
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_token_ids("logit_bias", tuple(params.logit_bias))
+        words = [ids for word in params.bad_words for ids in self._spellings(word)]
+        for ids in words:
+            self._check_token_ids("bad_words", ids)
+        params = params.resolved(self.config.model.eos_token_ids, words)
+        vocab_size = self.config.model.vocab_size
+        allowed = range(vocab_size) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+        masked = masked_token_ids(params, ())  # more can only come from the tail of a bad word
+        if all(token_id in masked for token_id in allowed):
+            raise ValueError(
+                "allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more tokens."
+            )
+        return params
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """A word's tokens at the beginning of a text, and behind a space where these are others."""
+        word = _check_text("A word in bad_words", word).lstrip()
+        spellings = [tuple(self.tokenizer.encode_word(text)) for text in (word, f" {word}")]
+        return [ids for ids in dict.fromkeys(spellings) if ids]
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
         """(text, token ids, salt) of any accepted form."""

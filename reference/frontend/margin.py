@@ -1,7 +1,8 @@
 """How close a decision was: two programs that add in different orders may disagree only where it was close.
 
 The margin of a sampled token is the smallest change of a score that could have changed the choice: the gap between the
-two best scores that were compared, or the distance of the nearest candidate to the top-k or top-p border.
+two best scores that were compared, or the distance of the nearest candidate to the min_p, top-k or top-p border. Masks
+are exact and have no border; bias and penalties come before, and what is compared are the processed logits.
 """
 
 from __future__ import annotations
@@ -28,28 +29,33 @@ class Decision(NamedTuple):
 
 
 def decision_margin(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, noise: np.ndarray
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, noise: np.ndarray, min_p: float = 0.0
 ) -> float:
     """How far a choice was from turning out otherwise.
 
     Args:
-        logits: float32 [V].
-        temperature, top_k, top_p: as in `SamplingParams`.
+        logits: float32 [V], processed; minus infinity where masked.
+        temperature, top_k, top_p, min_p: as in `SamplingParams`.
         noise: float64 [V], what was added to logits / temperature; not read when the choice is greedy.
 
     Returns:
         The margin in units of the scores compared: logits when greedy, else logits / temperature + noise. Infinite
         when there was nothing to choose.
     """
-    scores = logits.astype(np.float64)  # [V]
-    if temperature < GREEDY_TEMPERATURE:
+    candidates = np.flatnonzero(logits > -np.inf)
+    scores = logits[candidates].astype(np.float64)  # [C]
+    if temperature < GREEDY_TEMPERATURE or len(scores) < 2:
         return _gap_of_best_two(scores)
-    scores = scores / temperature
-    best_first = np.argsort(-scores, kind="stable")  # [V]
+    scores, noise = scores / temperature, noise[candidates]
+    best_first = np.argsort(-scores, kind="stable")  # [C]
     border = np.inf
-    if 0 < top_k < len(scores):
-        border = float(scores[best_first[top_k - 1]] - scores[best_first[top_k]])
-        best_first = best_first[:top_k]  # [min(top_k, V)]
+    if min_p > 0:
+        distances = scores[best_first] - (scores.max() + np.log(min_p))  # descending; the best is always kept
+        border = float(np.abs(distances[1:]).min())
+        best_first = best_first[distances >= 0]
+    if 0 < top_k < len(best_first):
+        border = min(border, float(scores[best_first[top_k - 1]] - scores[best_first[top_k]]))
+        best_first = best_first[:top_k]
     if top_p < 1:
         num_kept, distance = _nucleus(scores[best_first], top_p)
         border = min(border, distance)

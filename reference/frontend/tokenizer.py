@@ -74,6 +74,10 @@ class Tokenizer:
         """
         return self._encode(text, add_special_tokens=True)
 
+    def encode_word(self, text: str) -> list[int]:
+        """Token ids of a piece of text in the middle of another: nothing is added at its beginning."""
+        return self._encode(text, add_special_tokens=False)
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -221,6 +221,54 @@ def test_seeded_sampling_draws_the_same_tokens_for_every_kind_of_parameters(twin
     assert len({tuple(output) for output in twins.outputs.values()}) == len(kinds)
 
 
+def test_rows_with_and_without_sampling_rules_draw_the_same_tokens_and_hand_out_the_models_logits(
+    twins: Twins,
+) -> None:
+    kinds = [
+        SamplingParams(temperature=1.5, min_p=0.05, repetition_penalty=1.4, presence_penalty=0.5),
+        GREEDY,
+        SamplingParams(
+            temperature=0, frequency_penalty=0.7, logit_bias={7: 9.0}, min_tokens=6, stop_token_ids=[7]
+        ),
+        SamplingParams(allowed_token_ids=list(range(0, 320, 2))).resolved((), [[4], [6, 8]]),
+        SamplingParams(temperature=0, repetition_penalty=1.4, logit_bias={9: 100}),
+    ]
+    names = [f"r{i}" for i in range(len(kinds))]
+    twins.step(
+        *(
+            new_request(name, prompt(5), [4 * i + j for j in range(1, 5)], params=kinds[i], seed=i)
+            for i, name in enumerate(names)
+        )
+    )
+    for _ in range(4):
+        twins.step(*map(twins.next, names))
+    # One leaves, and the last row moves into the hole; another resumes with prompt and output in one list.
+    output = twins.outputs["r2"][:4]
+    twins.unsent.pop("r2")
+    twins.step(twins.next("r4"), twins.next("r3"), preempted=["r2"], finished=["r0"])
+    twins.step(new_request("r2", prompt(5) + output, [40, 41, 42], num_prompt_tokens=5, params=kinds[2]))
+    for _ in range(3):
+        twins.step(twins.next("r2"), twins.next("r3"), twins.next("r4"))
+    assert 7 not in output
+    assert all(token % 2 == 0 and token != 4 for token in twins.outputs["r3"])
+
+
+def test_an_id_that_is_used_again_without_rules_is_not_processed(twins: Twins) -> None:
+    rules = SamplingParams(temperature=0, allowed_token_ids=[9])
+    assert twins.step(new_request("a", prompt(5), [1, 2], params=rules)).sampled_token_ids == {"a": [9]}
+    output = twins.step(new_request("a", prompt(5), [3, 4]), finished=["a"])
+    assert output.sampled_token_ids != {"a": [9]}
+
+
+def test_masks_that_leave_no_token_are_an_error_of_their_request_on_both_tiers(twins: Twins) -> None:
+    rules = SamplingParams(allowed_token_ids=[9]).resolved((), [[9]])
+    output = twins.step(
+        new_request("a", prompt(5), [1, 2], params=rules), new_request("b", prompt(6), [3, 4])
+    )
+    assert output.sampled_token_ids.keys() == {"b"}
+    assert "left no token" in output.errors["a"]
+
+
 def test_a_prefill_chunk_and_decodes_share_a_step_and_the_chunk_samples_nothing(twins: Twins) -> None:
     twins.step(new_request("a", prompt(6), [9, 4]))
     output = twins.step(

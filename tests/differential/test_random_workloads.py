@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -57,11 +57,13 @@ def make_workload(seed: int) -> Workload:
         "max_model_len": 128,
         "seed": seed,
     }
+    rules = random.Random(f"rules of {seed}")  # apart, so that more rules leave the schedules as they are
     shared = [rng.randrange(2, 300) for _ in range(20)]
     requests = []
     for i in range(rng.randint(3, 8)):
         prompt = shared[: rng.randint(0, 20)] + [rng.randrange(2, 300) for _ in range(rng.randint(1, 16))]
         greedy = rng.random() < 0.4
+        max_tokens = rng.randint(1, 24)
         requests.append(
             WorkloadRequest(
                 f"r{i}",
@@ -76,12 +78,29 @@ def make_workload(seed: int) -> Workload:
                     top_p=rng.choice([1.0, 1.0, 0.7]),
                     seed=100 * i,
                     n=rng.choice([1, 1, 1, 2, 4]),
-                    max_tokens=rng.randint(1, 24),
+                    max_tokens=max_tokens,
                     ignore_eos=rng.random() < 0.5,
+                    **random_rules(rules, max_tokens),
                 ),
             )
         )
     return Workload(tuple(requests), config)
+
+
+def random_rules(rng: random.Random, max_tokens: int) -> dict[str, Any]:
+    """What happens to logits before temperature, and min_p: nothing for half of the requests, else several things."""
+    rules: dict[str, Any] = {
+        "min_p": rng.choice([0.02, 0.2]),
+        "repetition_penalty": rng.choice([1.3, 0.8]),
+        "presence_penalty": rng.choice([0.9, -0.5]),
+        "frequency_penalty": rng.choice([0.6, -0.3]),
+        "logit_bias": {rng.randrange(320): rng.uniform(-8, 8) for _ in range(4)},
+        "allowed_token_ids": rng.sample(range(320), 150),
+        "bad_words": rng.choice([["e", "to"], ["\u00ff"], ["an er"]]),
+        "min_tokens": rng.randint(1, max_tokens),
+    }
+    chosen = rng.sample(sorted(rules), rng.choice([0, 0, 0, 1, 2, 5]))
+    return {name: rules[name] for name in chosen}
 
 
 def cold_tokens(model: str, request: WorkloadRequest, index: int) -> list[int]:
@@ -143,6 +162,8 @@ def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(models:
     assert sum(path.cached for path in paths) >= 0.3 * NUM_WORKLOADS
     assert sum(path.aborted for path in paths) >= 0.1 * NUM_WORKLOADS
     assert sum(path.copied for path in paths) >= 0.1 * NUM_WORKLOADS
+    params = [request.params for seed in range(NUM_WORKLOADS) for request in make_workload(seed).requests]
+    assert sum(each.changes_logits for each in params) >= 0.3 * len(params)
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [16, 32, 33, 48])

@@ -5,6 +5,8 @@ Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -110,10 +112,12 @@ def gumbel_noise(seed: int, output_position: int, vocab_size: int) -> Floats:
     return -np.log(-np.log((words + 0.5) * 2.0**-32))
 
 
-def kept_tokens(logits: Floats, temperature: float, top_k: int, top_p: float) -> Ints:
-    """Token ids left by top-k, then top-p, most likely first, equals by ascending id."""
+def kept_tokens(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float = 0.0) -> Ints:
+    """Token ids left by min_p, then top-k, then top-p, most likely first, equals by ascending id."""
     z = logits / temperature
     order = np.argsort(-z, kind="stable")
+    if min_p > 0.0:
+        order = order[np.exp(z[order] - z[order[0]]) >= min_p]
     if top_k > 0:
         order = order[:top_k]
     if top_p < 1.0:
@@ -124,12 +128,48 @@ def kept_tokens(logits: Floats, temperature: float, top_k: int, top_p: float) ->
 
 
 def sample(
-    logits: Floats, temperature: float, top_k: int, top_p: float, seed: int, output_position: int
+    logits: Floats,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    output_position: int,
+    min_p: float = 0.0,
 ) -> int:
     if np.isnan(logits).any():
         return -1
     if temperature < 1e-5:
         return int(np.argmax(logits))
-    kept = np.sort(kept_tokens(logits, temperature, top_k, top_p))  # argmax then takes the lowest of equals
+    kept = np.sort(
+        kept_tokens(logits, temperature, top_k, top_p, min_p)
+    )  # argmax then takes the lowest of equals
     scores = logits[kept] / temperature + gumbel_noise(seed, output_position, logits.size)[kept]
     return int(kept[np.argmax(scores)])
+
+
+def process_logits(
+    logits: Floats,
+    allowed: Sequence[int],
+    masked: Sequence[int],
+    biases: Mapping[int, float],
+    counts: Mapping[int, int],
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> Floats:
+    """One float32 row, token by token. `counts` has the tokens that penalties look at; no allowed ids allow all."""
+    largest = float(np.finfo(np.float32).max)
+    processed = logits.copy()
+    for i in range(len(logits)):
+        if (allowed and i not in allowed) or i in masked or logits[i] == -np.inf:
+            processed[i] = -np.inf
+            continue
+        if i in biases:
+            processed[i] = np.float32(min(max(float(processed[i]) + biases[i], -largest), largest))
+        if i in counts:
+            z = float(processed[i])
+            z = z / repetition if z > 0 else z * repetition
+            z = z - frequency * counts[i]
+            z = z - (presence if counts[i] else 0.0)
+            processed[i] = np.float32(min(max(z, -largest), largest))
+    return processed

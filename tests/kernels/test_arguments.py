@@ -70,6 +70,26 @@ def valid_calls() -> dict[str, Call]:
         ),
         "silu_and_mul": (kernels.silu_and_mul, {"out": zeros(3, 8), "gate_up": zeros(3, 16)}),
         "gelu": (kernels.gelu, {"out": zeros(3, 8), "x": zeros(3, 8)}),
+        "process_logits": (
+            kernels.process_logits,
+            {
+                "logits": zeros(3, 9),
+                "rows": torch.tensor([0, 2]),
+                "allowed_starts": torch.tensor([0, 2, 2]),
+                "allowed_ids": ints(1, 8),
+                "masked_starts": torch.tensor([0, 0, 2]),
+                "masked_ids": ints(5, 6),
+                "biased_starts": torch.tensor([0, 1, 3]),
+                "biased_ids": ints(1, 0, 7),
+                "biases": torch.ones(3, dtype=torch.float64),
+                "seen_starts": torch.tensor([0, 2, 4]),
+                "seen_ids": ints(3, 1, 8, 2),
+                "counts": ints(0, 1, 2, 3),
+                "repetition_penalty": torch.ones(2, dtype=torch.float64),
+                "presence_penalty": zeros(2, dtype=torch.float64),
+                "frequency_penalty": zeros(2, dtype=torch.float64),
+            },
+        ),
         "sample": (
             kernels.sample,
             {
@@ -77,6 +97,7 @@ def valid_calls() -> dict[str, Call]:
                 "temperature": zeros(3, dtype=torch.float64),
                 "top_k": ints(0, 0, 0),
                 "top_p": torch.ones(3, dtype=torch.float64),
+                "min_p": zeros(3, dtype=torch.float64),
                 "seeds": torch.arange(3),
                 "output_positions": torch.arange(3),
                 "out": torch.arange(3),
@@ -95,6 +116,12 @@ TENSOR_ARGUMENTS = [
     for name, value in arguments.items()
     if isinstance(value, torch.Tensor)
 ]
+FREE_SIZES = {  # no other argument has a dimension of this size
+    ("gumbel_noise", "out"),
+    ("process_logits", "logits"),
+    ("process_logits", "allowed_ids"),
+    ("process_logits", "masked_ids"),
+}
 DTYPE_TEXT = {torch.float32: "float32", torch.float64: "float64", torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -131,9 +158,7 @@ def test_another_number_of_dimensions_is_refused(kernel: str, name: str) -> None
         call_with(kernel, name, lambda tensor: torch.zeros((), dtype=tensor.dtype))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "name"), [pair for pair in TENSOR_ARGUMENTS if pair != ("gumbel_noise", "out")]
-)
+@pytest.mark.parametrize(("kernel", "name"), [pair for pair in TENSOR_ARGUMENTS if pair not in FREE_SIZES])
 def test_a_tensor_that_does_not_fit_the_others_is_refused(kernel: str, name: str) -> None:
     """The first tensor with a size sets it: the sentence may name another argument, but shows both sizes."""
 
@@ -171,6 +196,7 @@ def test_gaps_inside_a_row_are_refused(kernel: str, name: str) -> None:
         ("rotary_embedding", "query"),
         ("rms_norm", "out"),
         ("sample", "logits"),
+        ("process_logits", "logits"),
     ],
 )
 def test_rows_that_overlap_are_refused(kernel: str, name: str) -> None:

@@ -1,8 +1,9 @@
-"""sample, gumbel_noise, philox4x32."""
+"""process_logits, sample, gumbel_noise, philox4x32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
     position: int = 0,
+    min_p: float = 0.0,
 ) -> list[int]:
     """One token a row; row r is the draw at output position `position + r`."""
     rows = logits.shape[0]
@@ -63,6 +65,7 @@ def sample(
         torch.full((rows,), temperature, dtype=torch.float64),
         torch.full((rows,), top_k, dtype=torch.int32),
         torch.full((rows,), top_p, dtype=torch.float64),
+        torch.full((rows,), min_p, dtype=torch.float64),
         torch.full((rows,), seed),
         torch.arange(position, position + rows),
         out,
@@ -71,10 +74,16 @@ def sample(
 
 
 def expected(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, seed: int, position: int = 0
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    position: int = 0,
+    min_p: float = 0.0,
 ) -> list[int]:
     return [
-        oracles.sample(row, temperature, top_k, top_p, seed, position + r)
+        oracles.sample(row, temperature, top_k, top_p, seed, position + r, min_p)
         for r, row in enumerate(logits.double().numpy())
     ]
 
@@ -112,10 +121,13 @@ def test_the_noise_refuses_numbers_out_of_range(bad: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
 @pytest.mark.parametrize("vocab_size", [1, 2, 7, 50, 1001])
-def test_tokens_equal_the_oracle(temperature: float, top_k: int, top_p: float, vocab_size: int) -> None:
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.6, 1.0])
+def test_tokens_equal_the_oracle(
+    temperature: float, top_k: int, top_p: float, vocab_size: int, min_p: float
+) -> None:
     logits = random_logits(6, vocab_size, seed=vocab_size)
-    assert sample(logits, temperature, top_k, top_p, seed=3) == expected(
-        logits, temperature, top_k, top_p, seed=3
+    assert sample(logits, temperature, top_k, top_p, seed=3, min_p=min_p) == expected(
+        logits, temperature, top_k, top_p, seed=3, min_p=min_p
     )
 
 
@@ -136,6 +148,9 @@ def test_a_kept_set_is_exactly_the_oracles() -> None:
     for top_k, top_p in [(7, 1.0), (20, 1.0), (0, 0.5), (25, 0.3), (29, 1.0)]:
         kept = oracles.kept_tokens(logits[0].double().numpy(), 1.0, top_k, top_p)
         assert set(sample(logits, 1.0, top_k, top_p)) == set(kept.tolist())
+    for top_k, top_p, min_p in [(0, 1.0, 0.995), (5, 1.0, 0.995), (0, 0.25, 0.995), (25, 0.3, 0.5)]:
+        kept = oracles.kept_tokens(logits[0].double().numpy(), 1.0, top_k, top_p, min_p)
+        assert set(sample(logits, 1.0, top_k, top_p, min_p=min_p)) == set(kept.tolist())
 
 
 def test_top_p_stops_at_the_token_that_reaches_it() -> None:
@@ -222,6 +237,7 @@ def test_a_row_draws_the_same_token_alone_in_any_batch_and_with_any_threads(
         torch.tensor([s[0] for s in SETTINGS * 3], dtype=torch.float64),
         torch.tensor([s[1] for s in SETTINGS * 3], dtype=torch.int32),
         torch.tensor([s[2] for s in SETTINGS * 3], dtype=torch.float64),
+        torch.tensor([0.0, 0.0, 0.05] * len(SETTINGS), dtype=torch.float64),
         torch.arange(rows) - 5,
         torch.arange(rows) * 7,
     ]
@@ -254,6 +270,9 @@ def test_logits_may_be_rows_of_a_wider_tensor() -> None:
         ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
         ({"top_p": 1.1}, r"top_p: expected a number in \(0, 1\], got 1\.1"),
         ({"top_p": float("nan")}, r"top_p: expected a number in \(0, 1\]"),
+        ({"min_p": -0.1}, r"min_p: expected a number in \[0, 1\], got -0\.1"),
+        ({"min_p": 1.5}, r"min_p: expected a number in \[0, 1\], got 1\.5"),
+        ({"min_p": float("nan")}, r"min_p: expected a number in \[0, 1\]"),
         ({"position": -1}, r"output_positions: expected values in \[0, 4294967296\).*got -1 at index 0"),
         ({"position": 2**32}, r"output_positions: .*got 4294967296 at index 0"),
     ],
@@ -267,3 +286,141 @@ def test_an_empty_vocabulary_is_refused_and_no_rows_are_no_work() -> None:
     with pytest.raises(ValueError, match="logits: expected a vocabulary V between 1 and"):
         sample(torch.empty(2, 0))
     assert sample(torch.empty(0, 10)) == []
+
+
+# process_logits
+
+
+def lists(parts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = np.cumsum([0, *map(len, parts)])
+    return torch.tensor(starts), torch.tensor([i for part in parts for i in part], dtype=torch.int32)
+
+
+def process(logits: torch.Tensor, rules: dict[int, dict[str, Any]]) -> None:
+    """Row -> arguments of `oracles.process_logits`."""
+    order = sorted(rules)
+    rows = [rules[r] for r in order]
+    kernels.process_logits(
+        logits,
+        torch.tensor(order, dtype=torch.int64),
+        *lists([sorted(row["allowed"]) for row in rows]),
+        *lists([row["masked"] for row in rows]),
+        *lists([list(row["biases"]) for row in rows]),
+        torch.tensor([b for row in rows for b in row["biases"].values()], dtype=torch.float64),
+        *lists([list(row["counts"]) for row in rows]),
+        torch.tensor([c for row in rows for c in row["counts"].values()], dtype=torch.int32),
+        *(
+            torch.tensor([row[name] for row in rows], dtype=torch.float64)
+            for name in ("repetition", "presence", "frequency")
+        ),
+    )
+
+
+def random_rules(vocab_size: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+
+    def ids(most: int) -> list[int]:
+        return rng.permutation(vocab_size)[: rng.integers(0, most + 1)].tolist()
+
+    return {
+        "allowed": ids(vocab_size) if seed % 2 else [],
+        "masked": ids(4),
+        "biases": {i: float(rng.normal(0, 30)) for i in ids(20)},
+        "counts": {i: int(rng.integers(0, 5)) for i in ids(vocab_size)},
+        "repetition": float(rng.choice([1.0, 1.3, 0.7, 1e-300, 1e300])),
+        "presence": float(rng.uniform(-2, 2)),
+        "frequency": float(rng.uniform(-2, 2)),
+    }
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 64, 333])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_processed_logits_are_the_oracles_bits_and_other_rows_are_untouched(
+    vocab_size: int, threads: int, use_threads: Callable[[int], None]
+) -> None:
+    use_threads(threads)
+    logits = random_logits(24, vocab_size, seed=vocab_size)
+    logits[3, 0], logits[4, 0] = float("-inf"), float("inf")
+    rules = {r: random_rules(vocab_size, r) for r in range(24) if r % 4 != 2}
+    expected_rows = logits.numpy().copy()
+    for r, row in rules.items():
+        expected_rows[r] = oracles.process_logits(logits[r].numpy(), **row)
+    process(logits, rules)
+    np.testing.assert_array_equal(logits.numpy(), expected_rows)
+
+
+def test_many_rows_on_a_team_of_threads_equal_each_row_alone(use_threads: Callable[[int], None]) -> None:
+    use_threads(4)
+    logits = random_logits(12, 20_000, seed=1)  # enough work for a team
+    rules = {r: random_rules(20_000, r) for r in range(12)}
+    alone = logits.clone()
+    process(logits, rules)
+    for r in range(12):
+        process(alone[r : r + 1], {0: rules[r]})
+    assert torch.equal(logits, alone)
+
+
+def test_a_row_with_nan_is_left_as_it_is_even_where_a_mask_would_hide_it() -> None:
+    logits = random_logits(2, 40, seed=0)
+    logits[0, 7] = float("nan")
+    before = logits.clone()
+    rules = {**random_rules(40, 0), "allowed": [1], "masked": [7]}
+    process(logits, {0: rules})
+    np.testing.assert_array_equal(logits.numpy(), before.numpy())
+
+
+def call_process(**changes: torch.Tensor) -> torch.Tensor:
+    arguments = {
+        "logits": torch.zeros(3, 9),
+        "rows": torch.tensor([0, 2]),
+        "allowed_starts": torch.tensor([0, 2, 2]),
+        "allowed_ids": torch.tensor([1, 8], dtype=torch.int32),
+        "masked_starts": torch.tensor([0, 0, 1]),
+        "masked_ids": torch.tensor([5], dtype=torch.int32),
+        "biased_starts": torch.tensor([0, 0, 1]),
+        "biased_ids": torch.tensor([7], dtype=torch.int32),
+        "biases": torch.ones(1, dtype=torch.float64),
+        "seen_starts": torch.tensor([0, 1, 1]),
+        "seen_ids": torch.tensor([3], dtype=torch.int32),
+        "counts": torch.tensor([2], dtype=torch.int32),
+        "repetition_penalty": torch.ones(2, dtype=torch.float64),
+        "presence_penalty": torch.zeros(2, dtype=torch.float64),
+        "frequency_penalty": torch.zeros(2, dtype=torch.float64),
+    } | changes
+    kernels.process_logits(**arguments)
+    return arguments["logits"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("rows", [0, 3], r"rows: expected values in \[0, 3\) \(rows of logits\), got 3 at index 1"),
+        ("rows", [1, 1], "rows: expected ascending rows, got 1 at index 1"),
+        ("allowed_ids", [8, 8], "allowed_ids: expected ascending ids, got 8 in the list at index 0"),
+        ("allowed_ids", [1, 9], r"allowed_ids: expected values in \[0, 9\) \(the vocabulary\), got 9"),
+        ("masked_ids", [-1], r"masked_ids: expected values in \[0, 9\)"),
+        ("biased_ids", [9], r"biased_ids: expected values in \[0, 9\)"),
+        ("seen_ids", [9], r"seen_ids: expected values in \[0, 9\)"),
+        ("allowed_starts", [0, 3, 2], "allowed_starts: expected ascending offsets from 0 to 2"),
+        ("masked_starts", [0, 0, 2], "masked_starts: expected ascending offsets from 0 to 1"),
+        ("biased_starts", [1, 1, 1], "biased_starts: expected ascending offsets from 0 to 1"),
+        ("seen_starts", [0, 1, 0], "seen_starts: expected ascending offsets from 0 to 1"),
+        ("repetition_penalty", [1.0, 0.0], "repetition_penalty: expected a finite number above 0, got 0"),
+        ("repetition_penalty", [float("nan"), 1.0], "repetition_penalty: expected a finite number above 0"),
+    ],
+)
+def test_a_list_or_penalty_out_of_range_is_refused_and_nothing_is_written(
+    name: str, values: list[Any], message: str
+) -> None:
+    dtype = {"rows": torch.int64, "repetition_penalty": torch.float64}.get(name, torch.int32)
+    logits = torch.zeros(3, 9)
+    with pytest.raises(ValueError, match=message):
+        call_process(
+            logits=logits,
+            **{name: torch.tensor(values, dtype=torch.int64 if name.endswith("starts") else dtype)},
+        )
+    assert torch.equal(logits, torch.zeros(3, 9))
+
+
+def test_a_valid_call_masks_what_is_not_allowed() -> None:
+    assert call_process().isinf().sum(dim=1).tolist() == [7, 0, 1]

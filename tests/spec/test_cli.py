@@ -21,6 +21,7 @@ from reference.frontend.cli_options import parse_memory
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
+from reference.frontend.tokenizer import load_tokenizer
 from reference.frontend.trace_file import read_trace
 from tests.tiny_models import make_tiny_llama
 
@@ -141,6 +142,38 @@ def test_a_sampling_seed_gives_every_prompt_the_same_draws(
     first, second = tokens("--seed", "5")
     assert first != second
     assert [first, second] == tokens("--seed", "5")
+
+
+def test_the_rules_of_the_command_line_reach_the_sampler(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ids(*options: str) -> list[int]:
+        command = ["generate", "--model", model, "--tier", "reference", "--json", "--temperature", "0"]
+        assert main([*command, "--max-tokens", "6", *options, "--prompt", "Hello"]) == 0
+        (line,) = json_lines(capsys.readouterr().out)
+        token_ids: list[int] = line["outputs"][0]["token_ids"]
+        return token_ids
+
+    assert ids("--logit-bias", "50=100") == [50] * 6
+    assert ids("--allowed-token-ids", "60") == [60] * 6
+    both = ("--logit-bias", "50=100", "--logit-bias", "51=100", "--allowed-token-ids", "50", "51")
+    for penalty in ("--frequency-penalty", "--presence-penalty"):
+        assert len(set(ids(*both, "--max-tokens", "40", penalty, "2"))) == 2
+    eos_first = ["--logit-bias", "1=100", "--logit-bias", "60=90"]
+    assert ids(*eos_first, "--min-tokens", "3") == [60, 60, 60, 1]
+    assert ids("--repetition-penalty", "100", "--logit-bias", "50=100")[1] != 50
+    assert ids("--temperature", "5", "--min-p", "1") == ids()
+    e = load_tokenizer(Path(model)).encode("e")[0]
+    assert (
+        ids("--allowed-token-ids", str(e), "60", "--logit-bias", f"{e}=100", "--bad-words", "e", "zz")
+        == [60] * 6
+    )
+
+
+@pytest.mark.parametrize("bias", ["50", "50=", "=3", "x=3", "50=y", "5.5=1"])
+def test_a_bias_that_is_no_pair_is_refused(model: str, capsys: pytest.CaptureFixture[str], bias: str) -> None:
+    assert main(["generate", "--model", model, "--logit-bias", bias, "--prompt", "Hello"]) == 2
+    assert f"{bias!r} is no bias: write ID=X" in capsys.readouterr().err
 
 
 def test_stops_of_the_command_line_end_the_output(model: str, capsys: pytest.CaptureFixture[str]) -> None:

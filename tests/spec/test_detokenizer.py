@@ -191,6 +191,34 @@ def test_as_many_characters_are_held_back_as_the_longest_stop_string_may_need() 
     assert stream.feed(6, finish_reason="length") == "defg"
 
 
+def test_b29_a_stop_string_among_the_first_min_tokens_does_not_count_then_or_later() -> None:
+    stream = Stream(PieceTokenizer("e", "x"), stop="e", min_tokens=3)
+    for token_id in (0, 1, 0):
+        stream.feed(token_id)
+        assert stream.stop_string is None
+    stream.feed(1)
+    assert stream.stop_string is None
+    stream.feed(0)
+    assert stream.stop_string == "e"
+    assert stream.detokenizer.text == "exex"
+
+
+def test_b29_a_stop_string_that_begins_before_min_tokens_and_ends_after_them_counts() -> None:
+    stream = Stream(PieceTokenizer("ST", "OP", "x"), stop="STOP", min_tokens=2)
+    stream.feed(2)
+    stream.feed(0)
+    stream.feed(1)
+    assert (stream.stop_string, stream.detokenizer.text) == ("STOP", "x")
+
+
+def test_b29_the_text_of_a_special_token_stops_only_after_min_tokens() -> None:
+    stream = Stream(byte_tokenizer(), stop="<eos>", min_tokens=1)
+    stream.feed(EOS)
+    assert stream.stop_string is None
+    stream.feed(EOS)
+    assert stream.stop_string == "<eos>"
+
+
 def test_the_stop_string_that_is_completed_first_wins_whatever_its_place_in_the_list() -> None:
     pieces = PieceTokenizer("one two three")
     for stop in (["three", "two"], ["two", "three"]):

@@ -154,3 +154,45 @@ def test_a_refusal_does_not_echo_a_huge_input() -> None:
     assert len(refusal([5] * 10**5)) < 300
     assert len(refusal({"prompt": "x", "cache_salt": ["y" * 10**6]})) < 300
     assert len(refusal({"prompt": "x", "y" * 10**6: 1})) < 300
+
+
+def test_bad_words_are_tokenized_at_the_start_of_a_text_and_behind_a_space() -> None:
+    tokenizer = byte_tokenizer()
+    request, _ = process("x", params=SamplingParams(bad_words=["er", " 7"]))
+    assert request.sampling_params.bad_words_token_ids == tuple(
+        tuple(tokenizer.encode(text)) for text in ("er", " er", "7", " 7")
+    )
+    assert len(tokenizer.encode("er")) == 1, "a merge of the byte tokenizer"
+
+
+def test_the_parameters_learn_the_models_end_of_sequence() -> None:
+    request, _ = process("x", params=SamplingParams(stop_token_ids=[9]))
+    assert request.sampling_params.all_stop_token_ids == {EOS, 9}
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_b53_a_token_id_outside_the_vocabulary_is_refused(name: str, token_id: int) -> None:
+    value: Any = {token_id: 1.0} if name == "logit_bias" else [5, token_id]
+    message = refusal("x", params=SamplingParams(**{name: value}))
+    assert f"Token id {token_id} in {name} is outside the vocabulary of {VOCAB_SIZE}" in message
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": byte_tokenizer().encode("er"), "bad_words": ["er"]},
+        {"allowed_token_ids": [EOS], "min_tokens": 1},
+        {"allowed_token_ids": [EOS, 9, *byte_tokenizer().encode("er")], "bad_words": ["er"], "min_tokens": 2,
+         "stop_token_ids": [9]},
+        {"stop_token_ids": list(range(VOCAB_SIZE)), "min_tokens": 1},
+    ],
+)  # fmt: skip
+def test_b53_masks_that_leave_no_token_are_refused_at_submission(params: dict[str, Any]) -> None:
+    message = refusal("x", params=SamplingParams(**params))
+    assert message.startswith("allowed_token_ids, bad_words and min_tokens together leave no token")
+
+
+def test_masks_that_leave_one_token_are_accepted() -> None:
+    params = SamplingParams(allowed_token_ids=[EOS, 9], min_tokens=2)
+    assert process("x", params=params)[0].sampling_params == params

@@ -18,8 +18,9 @@ def margin(
     top_k: int = 0,
     top_p: float = 1.0,
     noise: tuple[float, ...] = (),
+    min_p: float = 0.0,
 ) -> float:
-    return decision_margin(logits, temperature, top_k, top_p, np.array(noise or (0.0,) * len(logits)))
+    return decision_margin(logits, temperature, top_k, top_p, np.array(noise or (0.0,) * len(logits)), min_p)
 
 
 def test_a_greedy_margin_is_the_gap_of_the_two_best_logits_and_reads_no_noise() -> None:
@@ -73,6 +74,26 @@ def test_top_p_works_on_the_probabilities_of_what_top_k_kept() -> None:
     assert margin(row(*np.log([0.5, 0.25, 0.01])), top_k=2, top_p=0.7, noise=(50.0, 0, 0)) == pytest.approx(
         0.15, rel=1e-4
     )
+
+
+def test_the_distance_to_min_p_is_that_of_the_nearest_candidate_to_the_border() -> None:
+    logits, far = row(*np.log([0.5, 0.3, 0.2])), (50.0, 0.0, 0.0)
+    # Borders at 0.5 * 0.61 and 0.5 * 0.42: the nearest are 0.3 and 0.2.
+    assert margin(logits, min_p=0.61, noise=far) == pytest.approx(np.log(0.61 / 0.6), rel=1e-3)
+    assert margin(logits, min_p=0.42, noise=far) == pytest.approx(np.log(0.42 / 0.4), rel=1e-3)
+    # Two are left for top-p: 0.625 and 0.375. 0.7 is short by 0.075 / (0.625 * 0.375).
+    assert margin(logits, min_p=0.5, top_p=0.7, noise=far) == pytest.approx(np.log(0.6 / 0.5), rel=1e-3)
+    assert margin(logits, min_p=1.0, noise=far) == pytest.approx(np.log(0.5 / 0.3), rel=1e-3)
+
+
+def test_masked_tokens_have_no_border_and_are_no_rivals() -> None:
+    masked = -np.inf
+    with np.errstate(invalid="raise"):  # the distance between two masked tokens is no number
+        assert margin(row(3.0, masked, masked), temperature=0) == float("inf")
+        assert margin(row(3.0, masked, masked), top_k=2, top_p=0.9, min_p=0.1) == float("inf")
+        assert margin(row(3.0, 2.0, masked, masked), top_k=3) == pytest.approx(1.0)
+    assert margin(row(3.0, masked, 1.0, masked), top_k=2) == pytest.approx(2.0)
+    assert margin(row(3.0, masked, 1.0, masked), top_k=1, temperature=2.0) == pytest.approx(1.0)
 
 
 def test_only_a_small_margin_with_close_logits_is_excused() -> None:

@@ -1,15 +1,19 @@
-"""The sampler: the fixed order temperature -> top-k -> top-p -> draw, its borders and its ties, on both tiers."""
+"""The sampler: the fixed order temperature -> min_p -> top-k -> top-p -> draw, its borders and its ties, on both tiers.
+
+What comes before temperature is in `test_logits.py`.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from reference.contracts.noise import gumbel_noise
+from reference.contracts.sampling_params import SamplingParams
 from tests.tier_arrays import as_tier_array
 
 
@@ -28,6 +32,8 @@ class TierSampler:
         top_p: float | Sequence[float] = 1.0,
         seed: int | Sequence[int] = 0,
         position: int | Sequence[int] = 0,
+        min_p: float | Sequence[float] = 0.0,
+        processed: Mapping[int, tuple[SamplingParams, Sequence[int], Sequence[int]]] | None = None,
     ) -> list[int]:
         rows = np.asarray(logits, dtype=np.float32)  # [R, V]
 
@@ -38,8 +44,10 @@ class TierSampler:
             temperature=column(temperature, np.float64),
             top_k=column(top_k, np.int32),
             top_p=column(top_p, np.float64),
+            min_p=column(min_p, np.float64),
             seeds=column(seed, np.uint64),
             output_positions=column(position, np.int64),
+            processed_rows={r: self.module.ProcessedRow(*rules) for r, rules in (processed or {}).items()},
         )
         return list(self.module.Sampler()(as_tier_array(self.tier_name, rows), metadata))
 
@@ -158,6 +166,44 @@ def test_top_p_of_one_keeps_even_tokens_whose_probability_vanishes_in_the_sum(sa
         assert sampler([row], position=position) == [expected]
 
 
+# Min-p. Of logits log(w) the probabilities are in the ratios of w.
+
+
+def log_weights(*weights: float) -> list[float]:
+    return [float(np.log(w)) for w in weights]
+
+
+@pytest.mark.parametrize(
+    ("min_p", "kept"), [(0.0, {0, 1, 2, 3}), (0.2, {0, 1, 2}), (0.45, {0, 1}), (0.55, {0}), (1.0, {0})]
+)
+def test_min_p_drops_what_is_less_likely_than_a_fraction_of_the_best(
+    sampler: TierSampler, min_p: float, kept: set[int]
+) -> None:
+    # The least likely, 1/19 of the mass, is missed by 400 draws with probability (18/19)^400 = 4e-10.
+    assert set(sampler.draws(log_weights(10, 5, 3, 1), 400, min_p=min_p)) == kept
+
+
+def test_min_p_of_one_keeps_all_that_equal_the_best(sampler: TierSampler) -> None:
+    assert set(sampler.draws([0.0, 2.0, 1.9, 2.0], 200, min_p=1.0)) == {1, 3}
+
+
+def test_min_p_measures_probabilities_after_temperature(sampler: TierSampler) -> None:
+    row = log_weights(16, 4, 1)  # at T = 2 the ratios are 4, 2, 1
+    assert set(sampler.draws(row, 300, min_p=0.3)) == {0}
+    assert set(sampler.draws(row, 300, min_p=0.3, temperature=2.0)) == {0, 1}
+
+
+def test_top_k_and_top_p_work_on_what_min_p_kept(sampler: TierSampler) -> None:
+    row = [0.0] * 4 + log_weights(*[0.5] * 8)  # of all, four equals hold half; min_p leaves them alone
+    assert set(sampler.draws(row, 200, min_p=0.6, top_p=0.5)) == {0, 1}
+    assert set(sampler.draws(row, 200, min_p=0.6, top_k=3)) == {0, 1, 2}
+    assert set(sampler.draws(row, 200, min_p=0.6, top_k=100)) == {0, 1, 2, 3}
+
+
+def test_greedy_reads_no_min_p(sampler: TierSampler) -> None:
+    assert sampler([[1.0, 3.0, 2.0]], temperature=0.0, min_p=1.0) == [1]
+
+
 # Order
 
 
@@ -210,6 +256,7 @@ def test_a_draw_does_not_depend_on_the_batch_around_it(sampler: TierSampler) -> 
         "temperature": [0.0, 0.5, 1.0, 1.5, 2.0, 0.9],
         "top_k": [0, 10, -1, 300, 3, 50],
         "top_p": [1.0, 0.9, 0.5, 1.0, 0.99, 0.8],
+        "min_p": [0.1, 0.0, 0.01, 0.2, 0.0, 0.05],
         "seed": [0, 1, 2, 3, 2**63, 5],
         "position": [0, 4, 2, 0, 1, 7],
     }

@@ -1,0 +1,92 @@
+"""What happens to a row of logits before temperature, as a pure function of the row, the request and its tokens.
+
+    allowed ids -> bad words and min_tokens -> logit bias -> repetition, presence, frequency
+
+A masked logit becomes minus infinity, and no later step changes that. Bias and penalties are computed in float64 on
+float64(logit), and each of the two is rounded to float32 once: then every program that follows the order gets the same
+bits. What would leave float32 stays at its largest finite number, so no penalty can mask a token, nor make a NaN.
+
+(Meaning and order: vLLM's `v1/sample`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from reference.contracts.sampling_params import SamplingParams
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def masked_token_ids(params: SamplingParams, output_token_ids: Sequence[int]) -> set[int]:
+    """Tokens that may not come next: the last one of a bad word whose others end the output, and, before `min_tokens`
+    are there, all that would end it. Allowed ids are apart: they are many, or few, by nature.
+    """
+    masked = set()
+    for *head, last in params.bad_words_token_ids:
+        if not head or list(output_token_ids[-len(head) :]) == head:
+            masked.add(last)
+    if len(output_token_ids) < params.min_tokens:
+        masked |= params.all_stop_token_ids
+    return masked
+
+
+def process_logits(
+    logits: np.ndarray,
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+) -> np.ndarray:
+    """The logits that temperature, min_p, top-k, top-p and the draw see.
+
+    Args:
+        logits: float32 [V], without NaN.
+        params: `resolved`, for bad words and end-of-sequence ids.
+        prompt_token_ids: read by the repetition penalty only.
+        output_token_ids: the tokens generated so far.
+
+    Returns:
+        float32 [V], a copy; all minus infinity when the masks leave no token.
+    """
+    processed = logits.copy()  # [V]
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        processed[:] = -np.inf
+        processed[allowed] = logits[allowed]
+    for token_id in masked_token_ids(params, output_token_ids):
+        processed[token_id] = -np.inf
+    if params.logit_bias:
+        ids = list(params.logit_bias)
+        biased = processed[ids].astype(np.float64) + list(params.logit_bias.values())  # [K]
+        processed[ids] = _round(biased, processed[ids])
+    if params.has_penalties:
+        _penalize(processed, params, prompt_token_ids, output_token_ids)
+    return processed
+
+
+def _penalize(
+    processed: np.ndarray,
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+) -> None:
+    """Repetition looks at prompt and output (Keskar et al., "CTRL", 2019), presence and frequency at the output."""
+    repetition = params.repetition_penalty
+    prompt = prompt_token_ids if repetition != 1 else ()
+    ids = np.array(sorted({*prompt, *output_token_ids}), dtype=np.int64)  # [K]
+    counts = np.bincount(np.array(output_token_ids, np.int64), minlength=len(processed))[ids]  # [K]
+    z = processed[ids].astype(np.float64)  # [K]
+    with np.errstate(over="ignore"):
+        # A negative logit is multiplied: divided by 1.5, -3 would become -2 and the token likelier.
+        z = np.where(z > 0, z / repetition, z * repetition)
+    z = z - params.frequency_penalty * counts
+    z = z - params.presence_penalty * (counts > 0)
+    processed[ids] = _round(z, processed[ids])
+
+
+def _round(values: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """float64 to float32, never beyond the finite numbers; what was masked before stays masked."""
+    rounded = np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)
+    return np.where(before == -np.inf, np.float32(-np.inf), rounded)
