@@ -182,3 +182,20 @@ def test_a_scheduler_that_is_not_asked_takes_no_notes(tier: Tier) -> None:
     core.add_request(request("b", 5, arrival=1, max_tokens=2))
     run(core)
     assert core.scheduler.notes is None
+
+
+def test_snapshots_share_the_hashes_that_did_not_change_and_keep_those_that_did(tier: Tier) -> None:
+    core = make_core(tier, block_size=4, num_usable_blocks=8)
+    core.add_request(request("a", range(300, 309), max_tokens=6))
+    run(core)
+    core.add_request(request("b", range(600, 630), arrival=1, max_tokens=2))  # needs the whole pool
+    run(core)
+    hashes = [trace.state.cache.hashes for trace in core.traces]
+    assert hashes[1] is hashes[0], "the second token fills no block"
+    assert list(hashes[0]) == [1, 2]
+    assert list(hashes[3]) == [1, 2, 3]
+    assert hashes[3][1] is hashes[0][1], "one string for all steps"
+    later = hashes[-1]
+    assert list(later) == sorted(later)
+    assert set(later.values()).isdisjoint(hashes[0].values()), "a's blocks were taken by b"
+    assert list(hashes[0]) == [1, 2], "what was recorded does not change"
