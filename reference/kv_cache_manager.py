@@ -20,7 +20,7 @@ from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
 from reference.contracts.config import CacheConfig, cdiv
 from reference.contracts.request import Request
 from reference.contracts.schedule import BlockCopy
-from reference.contracts.trace import CacheSnapshot
+from reference.contracts.trace import CacheSnapshot, HexHashes
 
 
 class KVCacheManager:
@@ -38,6 +38,7 @@ class KVCacheManager:
         self.registered_in_step: dict[str, list[int]] = {}
         self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
         self.shortage = (0, 0)
+        self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         if not self.enable_caching:
@@ -162,7 +163,7 @@ class KVCacheManager:
             block_tables={request_id: tuple(table) for request_id, table in self.block_tables.items()},
             ref_counts={block: count for block, count in enumerate(pool.ref_count) if count},
             free_order=tuple(pool.get_free_order()),
-            hashes={block: key.hex() for block, key in enumerate(pool.block_hash) if key is not None},
+            hashes=self.hex_hashes.update(pool.block_hash),
             evicted=tuple(pool.evicted),
         )
 

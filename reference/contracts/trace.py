@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import compress, count
+from operator import is_not
 from typing import Any, Literal
 
 from reference.contracts.request import Request
@@ -28,6 +30,30 @@ class CacheSnapshot:
     @property
     def num_free_blocks(self) -> int:
         return len(self.free_order)
+
+
+class HexHashes:
+    """The hashes of a pool in hex, from one snapshot to the next.
+
+    A step changes a few blocks of thousands. Only those are written out again; the snapshots share the strings of the
+    others, and the whole table while nothing changes. So a table that was handed out is never changed.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._seen: list[bytes | None] = [None] * num_blocks
+        self._hex: list[str | None] = [None] * num_blocks
+        self._table: dict[int, str] = {}
+
+    def update(self, block_hash: list[bytes | None]) -> dict[int, str]:
+        """Block -> hex hash of every block that has one, in ascending order. `block_hash` is by block."""
+        changed = list(compress(count(), map(is_not, block_hash, self._seen)))
+        if changed:
+            for block in changed:
+                key = block_hash[block]
+                self._hex[block] = None if key is None else key.hex()
+            self._seen = block_hash.copy()
+            self._table = {block: text for block, text in enumerate(self._hex) if text is not None}
+        return self._table
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,12 @@ class TraceSummary:
     num_prefill_tokens: int  # computed; those of a preempted request count again
     num_decode_tokens: int
     num_sampled_tokens: int
-    num_queried_tokens: int  # known when their request was admitted: what the prefix cache was asked for
-    num_cached_tokens: int  # and found
+    num_queried_tokens: int  # what the prefix cache was asked for by requests on their first admission
+    num_cached_tokens: int  # and had
+    num_resumed_queried_tokens: (
+        int  # the same of requests on their way back from a preemption: see `metrics.py`
+    )
+    num_resumed_cached_tokens: int
     num_preemptions: int
     num_evicted_blocks: int
     peak_blocks: int
@@ -46,19 +50,26 @@ class TraceSummary:
 def summarise(traces: Sequence[StepTrace]) -> TraceSummary:
     """Totals of the steps of one run; all zero when there are none."""
     by_kind = {"prefill": 0, "decode": 0}
+    queried, cached = {False: 0, True: 0}, {False: 0, True: 0}  # by: was it resumed?
+    preempted: set[str] = set()  # and not yet resumed
     for trace in traces:
         for request_id, count in trace.num_scheduled_tokens.items():
             by_kind[trace.kinds[request_id]] += count
+        for request_id, num_cached_tokens in trace.num_cached_tokens.items():
+            is_resumed = request_id in preempted
+            queried[is_resumed] += trace.state.num_tokens[request_id]
+            cached[is_resumed] += num_cached_tokens
+        preempted = preempted.union(trace.preempted).difference(trace.num_cached_tokens, trace.finished)
     caches = [trace.state.cache for trace in traces]
     return TraceSummary(
         num_steps=len(traces),
         num_prefill_tokens=by_kind["prefill"],
         num_decode_tokens=by_kind["decode"],
         num_sampled_tokens=sum(len(ids) for trace in traces for ids in trace.sampled_token_ids.values()),
-        num_queried_tokens=sum(
-            trace.state.num_tokens[name] for trace in traces for name in trace.num_cached_tokens
-        ),
-        num_cached_tokens=sum(sum(trace.num_cached_tokens.values()) for trace in traces),
+        num_queried_tokens=queried[False],
+        num_cached_tokens=cached[False],
+        num_resumed_queried_tokens=queried[True],
+        num_resumed_cached_tokens=cached[True],
         num_preemptions=sum(len(trace.preempted) for trace in traces),
         num_evicted_blocks=sum(len(cache.evicted) for cache in caches),
         peak_blocks=max((len(cache.ref_counts) for cache in caches), default=0),
@@ -105,6 +116,7 @@ def print_summary(summary: TraceSummary, tier_name: str, num_requests: int) -> N
         "tokens computed": f"{summary.num_prefill_tokens} prefill, {summary.num_decode_tokens} decode",
         "prefix cache": f"{summary.num_cached_tokens} of {summary.num_queried_tokens} tokens hit"
         f" ({summary.hit_rate:.1%})",
+        "found again by resumed": f"{summary.num_resumed_cached_tokens} of {summary.num_resumed_queried_tokens} tokens",
         "preemptions": str(summary.num_preemptions),
         "evicted blocks": str(summary.num_evicted_blocks),
         "peak blocks held": f"{summary.peak_blocks} of {summary.num_usable_blocks}",

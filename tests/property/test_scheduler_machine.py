@@ -135,6 +135,10 @@ class TwoTiers(RuleBasedStateMachine):
         if hasattr(self, "drivers"):
             first, second = (driver.scheduler.snapshot() for driver in self.drivers)
             assert first == second
+            for snapshot, driver in zip((first, second), self.drivers, strict=True):
+                pool: Any = driver.manager.block_pool  # type: ignore[attr-defined]
+                hashes = [(b, key.hex()) for b, key in enumerate(pool.block_hash) if key is not None]
+                assert list(snapshot.cache.hashes.items()) == hashes
 
     def teardown(self) -> None:
         if hasattr(self, "drivers"):

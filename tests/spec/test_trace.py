@@ -8,6 +8,7 @@ from typing import Any
 from reference.contracts.protocols import Tier
 from reference.contracts.trace import StepTrace
 from reference.frontend.engine_core import EngineCore
+from reference.frontend.trace_run import summarise
 from tests.scripted import NO_WEIGHTS, ScriptedTier, make_scripted_config
 from tests.spec.test_engine_core import request, run
 
@@ -182,3 +183,34 @@ def test_a_scheduler_that_is_not_asked_takes_no_notes(tier: Tier) -> None:
     core.add_request(request("b", 5, arrival=1, max_tokens=2))
     run(core)
     assert core.scheduler.notes is None
+
+
+def test_snapshots_share_the_hashes_that_did_not_change_and_keep_those_that_did(tier: Tier) -> None:
+    core = make_core(tier, block_size=4, num_usable_blocks=8)
+    core.add_request(request("a", range(300, 309), max_tokens=6))
+    run(core)
+    core.add_request(request("b", range(600, 630), arrival=1, max_tokens=2))  # needs the whole pool
+    run(core)
+    hashes = [trace.state.cache.hashes for trace in core.traces]
+    assert hashes[1] is hashes[0], "the second token fills no block"
+    assert list(hashes[0]) == [1, 2]
+    assert list(hashes[3]) == [1, 2, 3]
+    assert hashes[3][1] is hashes[0][1], "one string for all steps"
+    later = hashes[-1]
+    assert list(later) == sorted(later)
+    assert set(later.values()).isdisjoint(hashes[0].values()), "a's blocks were taken by b"
+    assert list(hashes[0]) == [1, 2], "what was recorded does not change"
+
+
+def test_the_totals_of_a_run_keep_what_resumed_requests_find_apart(tier: Tier) -> None:
+    core = make_core(tier, block_size=4, num_usable_blocks=10)
+    for i in range(4):
+        core.add_request(request(f"r{i}", range(300 + 50 * i, 312 + 50 * i), arrival=i, max_tokens=12))
+    run(core)
+    summary, counted = summarise(core.traces), core.metrics.snapshot()
+    assert (summary.num_queried_tokens, summary.num_cached_tokens, summary.hit_rate) == (48, 0, 0.0)
+    assert summary.num_resumed_cached_tokens == counted.resumed_prefix_cache_hits > 0
+    assert summary.num_resumed_queried_tokens == counted.resumed_prefix_cache_queries
+    assert summary.num_preemptions == counted.num_preemptions > 0
+    assert summary.num_sampled_tokens == counted.generation_tokens == 48
+    assert (summary.peak_blocks, summary.num_usable_blocks) == (10, 10)
