@@ -26,12 +26,15 @@ from fast.attention import AttentionMetadata
 from fast.models import get_model_class
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Checkpoint
+from reference.contracts.request import child_request_id
 from reference.contracts.schedule import (
     ModelRunnerOutput,
     NewRequestData,
     RunningRequestData,
     SchedulerOutput,
+    TokenLogprob,
 )
 
 NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
@@ -98,6 +101,7 @@ class _InputBatch:
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.num_sequences = np.zeros(rows, dtype=np.int64)  # n
         self.processed: dict[str, tuple[ProcessedRow, list[int]]] = {}  # few; with the output that it reads
+        self.num_logprobs: dict[str, int] = {}  # of those that asked for any
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -123,6 +127,8 @@ class _InputBatch:
         self.min_p[row] = new.sampling_params.min_p
         self.seeds[row] = new.seed & (2**64 - 1)
         self.num_sequences[row] = new.sampling_params.n
+        if new.sampling_params.logprobs is not None:
+            self.num_logprobs[new.request_id] = new.sampling_params.logprobs
         if new.sampling_params.changes_logits:
             prompt, output = (
                 new.token_ids[: new.num_prompt_tokens],
@@ -136,6 +142,7 @@ class _InputBatch:
         if row is None:
             return
         self.processed.pop(request_id, None)
+        self.num_logprobs.pop(request_id, None)
         last_id = self.req_ids.pop()
         if last_id == request_id:
             return
@@ -238,7 +245,8 @@ class ModelRunner:
             drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
             metadata = self._sampling_metadata(step.sampling_rows[draws], indices)
             # The sampler works in place on the rows it processes, and what is handed out is the model's.
-            raw = logits.clone() if self.keep_logits and metadata.processed_rows else logits
+            needs_raw = self.keep_logits or self._batch.num_logprobs
+            raw = logits.clone() if needs_raw and metadata.processed_rows else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
         return self._make_output(step.sampling_rows, draws, indices, token_ids, raw)
 
@@ -339,8 +347,13 @@ class ModelRunner:
         sampled: dict[str, list[int]] = {}
         siblings: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
+        logprobs: dict[str, list[tuple[TokenLogprob, ...]]] = {}
         for draw, index, token_id in zip(draws.tolist(), indices.tolist(), token_ids, strict=True):
             request_id = request_ids[draw]
+            num_logprobs = self._batch.num_logprobs.get(request_id)
+            if num_logprobs is not None and token_id >= 0:
+                top = top_logprobs(logits[draw].numpy(), token_id, num_logprobs)
+                logprobs[child_request_id(request_id, index)] = [top]
             if token_id < 0:
                 errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
             elif index == 0:
@@ -352,5 +365,9 @@ class ModelRunner:
             values = logits.numpy()  # [R, V]
             kept = {r: values[i] for i, r in enumerate(request_ids) if r in sampled}
         return ModelRunnerOutput(
-            sampled_token_ids=sampled, errors=errors, sibling_token_ids=siblings, logits=kept
+            sampled_token_ids=sampled,
+            errors=errors,
+            sibling_token_ids=siblings,
+            logits=kept,
+            logprobs=logprobs,
         )

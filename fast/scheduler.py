@@ -271,11 +271,11 @@ class Scheduler:
                 siblings += self._fork(request, output.sibling_token_ids[request_id])
             token_ids = output.sampled_token_ids.get(request_id)
             if token_ids:
-                outputs.append(self._append_tokens(request, token_ids))
+                outputs.append(self._append_tokens(request, token_ids, output))
                 if request.is_finished:
                     finished.append(request)
         for sibling, token_id in siblings:
-            outputs.append(self._append_tokens(sibling, (token_id,)))
+            outputs.append(self._append_tokens(sibling, (token_id,), output))
             if sibling.is_finished:
                 finished.append(sibling)
         self._finish(finished)
@@ -283,14 +283,17 @@ class Scheduler:
             self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
         return outputs
 
-    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> EngineCoreOutput:
+    def _append_tokens(
+        self, request: Request, token_ids: Iterable[int], output: ModelRunnerOutput
+    ) -> EngineCoreOutput:
         """Take in sampled tokens up to the one that ends the request."""
         taken = []
         for token_id in token_ids:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 break
-        return EngineCoreOutput.from_request(request, taken)
+        logprobs = output.logprobs.get(request.request_id, ())
+        return EngineCoreOutput.from_request(request, taken, logprobs=logprobs)
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""

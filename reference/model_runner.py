@@ -17,10 +17,11 @@ import numpy as np
 
 from reference.attention import AttentionMetadata
 from reference.contracts.config import EngineConfig
+from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Checkpoint
-from reference.contracts.request import child_seed
+from reference.contracts.request import child_request_id, child_seed
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput, TokenLogprob
 from reference.models import get_model_class
 from reference.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 
@@ -211,8 +212,13 @@ class ModelRunner:
         sampled: dict[str, list[int]] = {}
         siblings: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
+        logprobs: dict[str, list[tuple[TokenLogprob, ...]]] = {}
         for (row, index), token_id in zip(draws, token_ids, strict=True):
             request_id = request_ids[row]
+            num_logprobs = self._states[request_id].sampling_params.logprobs
+            if num_logprobs is not None and token_id >= 0:
+                top = top_logprobs(logits[row], token_id, num_logprobs)
+                logprobs[child_request_id(request_id, index)] = [top]
             if token_id < 0:
                 errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
             elif index == 0:
@@ -220,4 +226,4 @@ class ModelRunner:
             else:
                 siblings.setdefault(request_id, []).append(token_id)
         rows = {r: logits[i] for i, r in enumerate(request_ids) if r in sampled} if self.keep_logits else None
-        return ModelRunnerOutput(sampled, errors, siblings, rows)
+        return ModelRunnerOutput(sampled, errors, siblings, rows, logprobs)

@@ -202,20 +202,22 @@ class Scheduler:
                 continue
             # Before the request itself may end: its siblings share its blocks.
             siblings += self._fork(request, output.sibling_token_ids.get(request_id, ()))
-            token_ids = output.sampled_token_ids.get(request_id, ())
-            if token_ids:
-                outputs.append(self._append_tokens(request, token_ids))
-        outputs += [self._append_tokens(sibling, (token_id,)) for sibling, token_id in siblings]
+            if token_ids := output.sampled_token_ids.get(request_id):
+                outputs.append(self._append_tokens(request, token_ids, output))
+        outputs += [self._append_tokens(sibling, (token_id,), output) for sibling, token_id in siblings]
         self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
         return outputs
 
-    def _append_tokens(self, request: Request, token_ids: Iterable[int]) -> EngineCoreOutput:
+    def _append_tokens(
+        self, request: Request, token_ids: Iterable[int], output: ModelRunnerOutput
+    ) -> EngineCoreOutput:
         num_before = request.num_tokens
         for token_id in token_ids:
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 self._finish(request)
                 break  # tokens after the stop are cut
-        return EngineCoreOutput.from_request(request, request.all_token_ids[num_before:])
+        logprobs = output.logprobs.get(request.request_id, ())
+        return EngineCoreOutput.from_request(request, request.all_token_ids[num_before:], logprobs=logprobs)
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
@@ -241,8 +243,7 @@ class Scheduler:
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         for request_id in schedule.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is not None:
+            if (request := self.requests.get(request_id)) is not None:
                 self.kv_cache_manager.withdraw(request)
                 outputs += self._end_with_error(request, reason)
         # The runner may have failed before it forgot these; hearing of them twice does no harm.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.schedule import TokenLogprob
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -90,3 +91,24 @@ def _round(values: np.ndarray, before: np.ndarray) -> np.ndarray:
     """float64 to float32, never beyond the finite numbers; what was masked before stays masked."""
     rounded = np.clip(values, -_LARGEST, _LARGEST).astype(np.float32)
     return np.where(before == -np.inf, np.float32(-np.inf), rounded)
+
+
+def top_logprobs(logits: np.ndarray, token_id: int, num_logprobs: int) -> tuple[TokenLogprob, ...]:
+    """The sampled token, then the `num_logprobs` most probable ones, by rank and without the sampled one again.
+
+    Args:
+        logits: float32 [V], as the model gave them.
+        token_id: the sampled token.
+        num_logprobs: 0 reports the sampled token alone.
+
+    Of equal logits the lower id ranks first, as everywhere.
+    """
+    z = logits.astype(np.float64)  # [V]
+    log_total = float(z.max() + np.log(np.exp(z - z.max()).sum()))
+    rank = 1 + int((z > z[token_id]).sum() + (z[:token_id] == z[token_id]).sum())
+    best_first = np.argsort(-z, kind="stable")[:num_logprobs].tolist() if num_logprobs else []  # [k]
+    ranked = [
+        (token_id, rank),
+        *((other, r) for r, other in enumerate(best_first, start=1) if other != token_id),
+    ]
+    return tuple(TokenLogprob(chosen, float(z[chosen]) - log_total, r) for chosen, r in ranked)

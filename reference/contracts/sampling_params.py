@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAX_N = 64  # sequences of one request
+MAX_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # below this, dividing the logits could overflow: the row is greedy
 
 
@@ -44,6 +45,8 @@ class SamplingParams:
         logit_bias: token id -> number added to its logit; cut to [-100, 100], as in vLLM's API.
         allowed_token_ids: nothing but these tokens; `None` allows all.
         bad_words: words that never appear in the output, at the start of a text or behind a space.
+        logprobs: so many of the most probable tokens are reported at each position, beside the sampled one; 0 reports
+            the sampled one alone, `None` none. Of the raw logits, before anything above changes them.
         seed: 64-bit seed of the request's draws; `None` derives one from the engine's seed and the arrival number.
         max_tokens: tokens to generate at most; `None` means until the maximum length.
         min_tokens: so many tokens are generated before end-of-sequence, a stop token id or a stop string may end
@@ -69,6 +72,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] = ()
+    logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -98,6 +102,10 @@ class SamplingParams:
             raise ValueError(f"top_k must be -1 or 0 (off) or at least 1, got {self.top_k}.")
         self._check_penalties()
         self._check_lengths()
+        if self.logprobs is not None:
+            _require_int("logprobs", self.logprobs)
+            if not 0 <= self.logprobs <= MAX_LOGPROBS:
+                raise ValueError(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {self.logprobs}.")
         if self.seed is not None:
             _require_int("seed", self.seed)
             if not -(2**63) <= self.seed < 2**64:

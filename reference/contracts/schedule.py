@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from reference.contracts.request import Request
 from reference.contracts.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class TokenLogprob(NamedTuple):
+    """A token at one position: its log-probability by the raw logits, and its rank, 1 for the most probable."""
+
+    token_id: int
+    logprob: float
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ class ModelRunnerOutput:
     sibling_token_ids: dict[str, list[int]] = field(default_factory=dict)
     # [V] float32 a sampled request; only with EngineConfig.keep_logits.
     logits: dict[str, np.ndarray] | None = None
+    # By sequence, for those that asked: an entry a sampled token, which comes first in it, then the most probable.
+    logprobs: dict[str, list[tuple[TokenLogprob, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,19 +124,27 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None  # why, when finish_reason is "error"
+    new_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # one entry a new token, if they were asked for
 
     @classmethod
     def from_request(
-        cls, request: Request, new_token_ids: Iterable[int], error: str | None = None
+        cls,
+        request: Request,
+        new_token_ids: Iterable[int],
+        error: str | None = None,
+        logprobs: Iterable[tuple[TokenLogprob, ...]] = (),
     ) -> EngineCoreOutput:
+        """`logprobs` may go on behind the token that ended the request."""
+        token_ids = tuple(new_token_ids)
         return cls(
             request_id=request.request_id,
-            new_token_ids=tuple(new_token_ids),
+            new_token_ids=token_ids,
             finish_reason=request.status.finish_reason,
             stop_reason=request.stop_reason,
             num_cached_tokens=request.num_cached_tokens or 0,
             num_preemptions=request.num_preemptions,
             error=error,
+            new_logprobs=tuple(islice(logprobs, len(token_ids))),
         )
 
     @property

@@ -20,7 +20,7 @@ from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODE
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "sampling_seed", "max_tokens", "min_tokens", "stop",
+    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "sampling_seed", "max_tokens", "min_tokens", "stop",
     "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 
@@ -172,6 +172,14 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
     _add(group, "--top-k", "keep the K best tokens; 0 keeps all", defaults.top_k, type=int, metavar="K")
     _add(group, "--min-p", "drop tokens below P times the best's probability", "0", type=float, metavar="P")
     _add_penalties(group)
+    if "prompts" in command.options:
+        _add(
+            group,
+            "--logprobs",
+            "with --json: report the K best tokens at each position",
+            type=int,
+            metavar="K",
+        )
     _add(group, "--sampling-seed", "seed of every prompt's draws", "from --seed", type=int, metavar="N")
     _add(group, "--max-tokens", "tokens to generate at most", defaults.max_tokens, type=int, metavar="N")
     _add(group, "--min-tokens", "tokens before which nothing ends the output", "0", type=int, metavar="N")

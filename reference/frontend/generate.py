@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from reference.contracts.protocols import Tier
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
-from reference.frontend.outputs import RequestOutput
+from reference.frontend.outputs import CompletionOutput, RequestOutput
 from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun
 
 
@@ -59,7 +59,7 @@ def to_json_line(output: RequestOutput) -> str:
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
-            "logprobs": None,
+            "logprobs": _logprobs(completion),
         }
         for completion in output.outputs
     ]
@@ -71,6 +71,16 @@ def to_json_line(output: RequestOutput) -> str:
         "metrics": vars(output.metrics),
     }
     return json.dumps(line, ensure_ascii=False)
+
+
+def _logprobs(completion: CompletionOutput) -> list[list[dict[str, object]]] | None:
+    """One list a token: the sampled one first, then by rank."""
+    if completion.logprobs is None:
+        return None
+    return [
+        [{"token_id": token_id, **vars(logprob)} for token_id, logprob in table.items()]
+        for table in completion.logprobs
+    ]
 
 
 def _print_texts(requests: Sequence[WorkloadRequest], outputs: Sequence[RequestOutput]) -> None:

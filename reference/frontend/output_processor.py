@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from reference.contracts.request import EngineCoreRequest, child_request_id
-from reference.contracts.schedule import EngineCoreOutput
+from reference.contracts.schedule import EngineCoreOutput, TokenLogprob
 from reference.frontend.detokenizer import IncrementalDetokenizer
-from reference.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from reference.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from reference.frontend.tokenizer import Tokenizer
@@ -25,6 +26,21 @@ class _Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.num_preemptions = 0
+        self.logprobs: list[dict[int, Logprob]] | None = None
+        self.cumulative_logprob: float | None = None
+        if detokenizer.params.logprobs is not None:
+            self.logprobs, self.cumulative_logprob = [], 0.0
+
+    def add_logprobs(self, new_logprobs: Iterable[tuple[TokenLogprob, ...]]) -> None:
+        """One table a token that the detokenizer kept: those behind a stop string are dropped here too."""
+        if self.logprobs is None or self.cumulative_logprob is None:
+            return
+        decode = self.detokenizer.tokenizer.decode
+        for entries in islice(new_logprobs, len(self.detokenizer.token_ids) - len(self.logprobs)):
+            self.cumulative_logprob += entries[0].logprob
+            self.logprobs.append(
+                {e.token_id: Logprob(e.logprob, e.rank, decode([e.token_id], False)) for e in entries}
+            )
 
     def make_output(self) -> CompletionOutput:
         delta_text = self.detokenizer.take_delta(finished=self.finish_reason is not None)
@@ -35,6 +51,8 @@ class _Sequence:
             delta_text=delta_text,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=self.cumulative_logprob,
         )
 
 
@@ -98,6 +116,7 @@ class OutputProcessor:
                 continue  # aborted, or ended by a stop string, while its last step ran
             state, sequence = self.sequences[item.request_id]
             stop_string = sequence.detokenizer.update(item.new_token_ids, item.finish_reason)
+            sequence.add_logprobs(item.new_logprobs)
             sequence.finish_reason, sequence.stop_reason = item.finish_reason, item.stop_reason
             if stop_string is not None:
                 sequence.finish_reason, sequence.stop_reason = "stop", stop_string

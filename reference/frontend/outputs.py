@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probability of a token by the model's raw logits; rank 1 is the most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str  # the token decoded alone: half a character shows as U+FFFD
+
+
 @dataclass
 class CompletionOutput:
     """One generated sequence.
@@ -19,6 +28,9 @@ class CompletionOutput:
     delta_text: str = ""
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    # With `SamplingParams.logprobs`: one table a token of `token_ids`, the sampled token first, then by rank.
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None  # sum over the sampled tokens
 
     @property
     def finished(self) -> bool:
