@@ -11,13 +11,17 @@ import pytest
 
 from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Tier
+from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, TokenLogprob
 from reference.frontend.cli import main
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tiers import load_tier
+from tests.factories import Driver, make_config, make_request
+from tests.scripted import byte_tokenizer
 from tests.tiny_models import make_tiny_llama
 
 PROMPT = list(range(10, 30))
@@ -186,3 +190,32 @@ def test_json_lists_them_with_the_sampled_token_first(model: str, capsys: pytest
 def test_a_bad_number_of_logprobs_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^logprobs must be"):
         SamplingParams(logprobs=value)  # type: ignore[arg-type]
+
+
+def entries(*token_ids: int) -> list[tuple[TokenLogprob, ...]]:
+    return [(TokenLogprob(token_id, -0.5, 1),) for token_id in token_ids]
+
+
+def test_entries_behind_a_stop_token_of_the_same_step_are_cut_with_the_tokens(tier: Tier) -> None:
+    driver = Driver(tier, make_config())
+    driver.add(make_request("a", 5, stop_token_ids=[9], logprobs=0))
+    output = ModelRunnerOutput({"a": [7, 9, 8]}, logprobs={"a": entries(7, 9, 8)})
+    (news,) = driver.update(driver.schedule(), output)
+    assert news.new_token_ids == (7, 9)
+    assert [entry[0].token_id for entry in news.new_logprobs] == [7, 9]
+
+
+def test_entries_behind_a_stop_string_of_the_same_step_are_cut_with_the_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("abc")
+    processor = OutputProcessor(tokenizer)
+    params = SamplingParams(stop="b", logprobs=0)
+    processor.add_request(EngineCoreRequest("a", (1,), params, seed=0, arrival=(0, 0)), None)
+    (output,), to_abort = processor.process_outputs(
+        [EngineCoreOutput("a", tuple(ids), new_logprobs=tuple(entries(*ids)))]
+    )
+    assert to_abort == ["a"]
+    assert output.outputs[0].token_ids == ids[:2]
+    assert output.outputs[0].logprobs is not None
+    assert [list(table) for table in output.outputs[0].logprobs] == [[token_id] for token_id in ids[:2]]
+    assert output.outputs[0].cumulative_logprob == -1.0
