@@ -21,9 +21,8 @@ class BlockPool:
         self.next_free = [*range(1, num_blocks), 0]  # next_free[0] is the head
         self.prev_free = [num_blocks - 1, *range(num_blocks - 1)]  # prev_free[0] is the tail
         self.num_free_blocks = num_blocks - 1
-        self.cached_blocks: dict[
-            bytes, int | dict[int, None]
-        ] = {}  # one block, or several in order of insertion
+        # one block, or several in order of insertion
+        self.cached_blocks: dict[bytes, int | dict[int, None]] = {}
         self.evicted: list[int] = []
 
     def get_num_free_blocks(self) -> int:

@@ -30,9 +30,8 @@ class KVCacheManager:
         self.block_tables: dict[str, list[int]] = {}
         self.block_hashes: dict[str, list[bytes]] = {}  # the chain so far; survives preemption
         self.num_cached_blocks: dict[str, int] = {}  # leading blocks of the table that were hit or registered
-        self.num_hit_blocks: dict[
-            str, int
-        ] = {}  # table[num_hit:num_cached] was registered by the request itself
+        # table[num_hit:num_cached] was registered by the request itself
+        self.num_hit_blocks: dict[str, int] = {}
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
         self.block_copies: dict[str, BlockCopy] = {}
         self.shortage = (0, 0)
@@ -188,10 +187,7 @@ class KVCacheManager:
             for block in table:
                 holders[block] += 1
             chain = self.block_hashes.get(request_id, [])
-            for index in range(
-                self.num_cached_blocks.get(request_id, 0)
-            ):  # one that was withdrawn has no hash
-                assert self.block_pool.block_hash[table[index]] in (chain[index], None), (
-                    "a block has a wrong hash"
-                )
+            for index in range(self.num_cached_blocks.get(request_id, 0)):
+                found = self.block_pool.block_hash[table[index]]
+                assert found in (chain[index], None), "a block has a wrong hash"  # None: it was withdrawn
         assert holders == self.block_pool.ref_count, "reference counts differ from the tables' holders"

@@ -30,15 +30,14 @@ from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id
 from reference.contracts.schedule import (
+    NAN_LOGITS,
+    NO_TOKEN,
     ModelRunnerOutput,
     NewRequestData,
     RunningRequestData,
     SchedulerOutput,
     TokenLogprob,
 )
-
-NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
-NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
 
 
 def _ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -159,9 +158,9 @@ class _InputBatch:
         rows = np.array([self.row_of[delta.request_id] for delta in running], dtype=np.int64)  # [S]
         self.num_computed_tokens[rows] = [delta.num_computed_tokens for delta in running]
         self.token_ids.append(rows, [delta.new_token_ids for delta in running])
-        for row, delta in zip(rows, running, strict=True):
+        for i, delta in enumerate(running):
             if delta.block_copy is not None:
-                self.block_tables.values[row, delta.block_copy.index] = delta.block_copy.target
+                self.block_tables.values[rows[i], delta.block_copy.index] = delta.block_copy.target
         if self.processed:
             for delta in running:
                 if delta.request_id in self.processed:
@@ -245,8 +244,9 @@ class ModelRunner:
             drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
             metadata = self._sampling_metadata(step.sampling_rows[draws], indices)
             # The sampler works in place on the rows it processes, and what is handed out is the model's.
+            spoils_raw = drawn is logits and metadata.processed_rows
             needs_raw = self.keep_logits or self._batch.num_logprobs
-            raw = logits.clone() if needs_raw and metadata.processed_rows else logits
+            raw = logits.clone() if spoils_raw and needs_raw else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
         return self._make_output(step.sampling_rows, draws, indices, token_ids, raw)
 

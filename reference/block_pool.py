@@ -25,9 +25,8 @@ class BlockPool:
         self.ref_count = [0] * num_blocks
         self.block_hash: list[bytes | None] = [None] * num_blocks
         self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self.cached_blocks: dict[
-            bytes, dict[int, None]
-        ] = {}  # hash -> blocks that hold it, first inserted first
+        # hash -> blocks that hold it, first inserted first
+        self.cached_blocks: dict[bytes, dict[int, None]] = {}
         self.evicted: list[int] = []  # blocks whose content was given up; whoever reads the list empties it
 
     def get_num_free_blocks(self) -> int:

@@ -32,9 +32,8 @@ class KVCacheManager:
         self.block_pool = BlockPool(config.num_blocks)
         self.block_tables: dict[str, list[int]] = {}
         self.num_cached_blocks: dict[str, int] = {}  # leading blocks of the table that were hit or registered
-        self.registered: dict[
-            str, list[int]
-        ] = {}  # blocks this request put into the cache since its admission
+        # blocks this request put into the cache since its admission
+        self.registered: dict[str, list[int]] = {}
         self.registered_in_step: dict[str, list[int]] = {}
         self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
         self.shortage = (0, 0)

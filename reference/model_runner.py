@@ -21,12 +21,15 @@ from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id, child_seed
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput, TokenLogprob
+from reference.contracts.schedule import (
+    NAN_LOGITS,
+    NO_TOKEN,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenLogprob,
+)
 from reference.models import get_model_class
 from reference.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
-
-NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
-NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
 
 
 @dataclass

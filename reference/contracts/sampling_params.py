@@ -179,10 +179,6 @@ class SamplingParams:
         return params
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_TEMPERATURE
-
-    @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` after normalisation: always a tuple."""
         assert isinstance(self.stop, tuple)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+# Why a request ends with an error when its row of logits gives no token.
+NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
+NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
+
+
 class TokenLogprob(NamedTuple):
     """A token at one position: its log-probability by the raw logits, and its rank, 1 for the most probable."""
 

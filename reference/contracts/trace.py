@@ -7,10 +7,10 @@ It is the single source for comparing the tiers step by step and for showing a r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import compress, count
 from operator import is_not
-from typing import Any, Literal
+from typing import Literal
 
 from reference.contracts.request import Request
 
@@ -167,9 +167,6 @@ class StepTrace:
     @property
     def budget_unused(self) -> int:
         return self.token_budget - self.budget_used
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def token_kind(request: Request, num_scheduled_tokens: int) -> TokenKind:

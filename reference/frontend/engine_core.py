@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from reference.contracts.config import EngineConfig
-from reference.contracts.protocols import Checkpoint, ModelRunner, Tier
+from reference.contracts.protocols import Checkpoint, Executor, ModelRunner, Tier
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus, child_request_id
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
@@ -50,7 +50,7 @@ class EngineCore:
         self.config = config
         self.tier_name = tier.name
         # The KV cache first: a pool that does not fit into memory is refused before its blocks are counted out.
-        self.executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
+        self.executor: Executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
         self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
         self.metrics = EngineMetrics(self.scheduler, config.cache.enable_prefix_caching)
