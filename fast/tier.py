@@ -33,7 +33,9 @@ class Tier:
 
         return Scheduler(config, self.make_kv_cache_manager(config))
 
-    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner:
+    def make_model_runner(
+        self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
+    ) -> ModelRunner:
         from fast.model_runner import ModelRunner
 
         return ModelRunner(config, checkpoint)

@@ -280,7 +280,7 @@ class Scheduler:
         return bool(self.requests)
 
     def snapshot(self) -> SchedulerSnapshot:
-        return SchedulerSnapshot.of(self.running, self.waiting, self.kv_cache_manager.snapshot())
+        return SchedulerSnapshot.of(self.running, self.waiting, (), self.kv_cache_manager.snapshot())
 
     def check_integrity(self) -> None:
         """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""

@@ -26,8 +26,14 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[Ext
     return digest.digest()
 
 
-def extra_keys(block_index: int, cache_salt: str | None) -> tuple[ExtraKey, ...]:
-    """Extra keys of one block. The salt enters the first block only: the chain carries it to all later ones."""
-    if block_index == 0 and cache_salt is not None:
-        return (("salt", cache_salt),)
-    return ()
+def extra_keys(
+    block_index: int, cache_salt: str | None, embeds_digest: str | None = None
+) -> tuple[ExtraKey, ...]:
+    """Extra keys of one block: a salt, and the digest of a prompt that came as embeddings.
+
+    They enter the first block only: the chain carries them to all later ones.
+    """
+    if block_index:
+        return ()
+    keys = (("salt", cache_salt), ("embeds", embeds_digest))
+    return tuple((kind, value) for kind, value in keys if value is not None)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+PreemptionMode = Literal["recompute", "swap"]
+SpeculativeMethod = Literal["ngram", "draft_model"]
 RopeType = Literal["linear", "llama3", "yarn"]
 
 
@@ -69,6 +71,9 @@ class ModelConfig:
     o_proj_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # an RMSNorm on every head of q and of k
+    sliding_window: int | None = (
+        None  # a token sees itself and the sliding_window - 1 tokens before it; None: all
+    )
 
     def __post_init__(self) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -95,6 +100,8 @@ class CacheConfig:
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool = True
+    num_host_blocks: int = 0  # room for the blocks of requests that were swapped out
+    sliding_window: int | None = None  # blocks that left the window of the next token are given back
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -119,6 +126,8 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # 0 = off
     scheduling_policy: SchedulingPolicy = "fcfs"
+    preemption_mode: PreemptionMode = "recompute"
+    max_num_partial_prefills: int = 0  # 0 = no limit
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -128,9 +137,38 @@ class SchedulerConfig:
             raise ValueError(
                 f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
             )
+        if self.max_num_partial_prefills < 0:
+            raise ValueError(
+                f"max_num_partial_prefills must be 0 (off) or more, got {self.max_num_partial_prefills}."
+            )
+        if self.preemption_mode not in ("recompute", "swap"):
+            raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {self.preemption_mode!r}.")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ValueError(
                 f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}."
+            )
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Who guesses the tokens that the model then checks several of in one step. Names are vLLM's."""
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int  # guesses a request may get in one step
+    prompt_lookup_min: int = (
+        2  # ngram: the shortest and the longest tail of the sequence that is searched for in it
+    )
+    prompt_lookup_max: int = 5
+    draft_model: ModelConfig | None = None  # draft_model: its shape, and the size of its own KV cache
+    num_draft_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens < 1:
+            raise ValueError(f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}.")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) must be at least 1 and at most prompt_lookup_max "
+                f"({self.prompt_lookup_max})."
             )
 
 
@@ -142,6 +180,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     seed: int = 0
+    speculative: SpeculativeConfig | None = None
     device: str = "cpu"
     trace: bool = False  # record a StepTrace for every step
     keep_logits: bool = False  # the runner hands out the logits rows it sampled from (twinfer diff)

@@ -31,6 +31,63 @@ class Checkpoint(Protocol):
         ...
 
 
+class Grammar(Protocol):
+    """What one sequence may still say; its state is how far the output has come."""
+
+    def accept(self, token_id: int) -> None:
+        """The output goes on with this token."""
+        ...
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may follow, from the first on. Changes nothing."""
+        ...
+
+    def bitmask(self, draft_token_ids: Sequence[int]) -> np.ndarray:
+        """Tokens allowed now, and after each of the drafts, which must be valid: see `SchedulerOutput`."""
+        ...
+
+    def fork(self) -> Grammar:
+        """A copy that goes its own way."""
+        ...
+
+
+class KVConnector(Protocol):
+    """Where K and V may come from besides this engine's cache: a store on disk, another engine (vLLM's seam).
+
+    The scheduler calls it in this process; a connector that holds K and V must have written them into the blocks when
+    `update_state_after_alloc` returns.
+    """
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        """Tokens behind the prefix-cache hit that need not be computed; at least one is always left."""
+        ...
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: Sequence[int], num_external_tokens: int
+    ) -> None:
+        """The request was admitted with this block table, and with so many tokens from the connector."""
+        ...
+
+    def request_finished(self, request: Request, block_ids: Sequence[int]) -> None:
+        """The request ended; its blocks still hold its K and V, and are given back after this call."""
+        ...
+
+
+class NullKVConnector:
+    """The `KVConnector` of an engine without one."""
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        return 0
+
+    def update_state_after_alloc(
+        self, request: Request, block_ids: Sequence[int], num_external_tokens: int
+    ) -> None:
+        pass
+
+    def request_finished(self, request: Request, block_ids: Sequence[int]) -> None:
+        pass
+
+
 class KVCacheManager(Protocol):
     """Owns the block tables and decides which physical blocks a request may write.
 
@@ -185,4 +242,6 @@ class Tier(Protocol):
 
     def make_scheduler(self, config: EngineConfig) -> Scheduler: ...
 
-    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner: ...
+    def make_model_runner(
+        self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
+    ) -> ModelRunner: ...

@@ -4,7 +4,7 @@ Token positions of a request split into half-open intervals:
 
     [0, num_computed_tokens)                      KV is in the cache (or is being written by the running step)
     [num_computed_tokens, num_tokens)             known tokens whose KV is still to be computed
-    num_tokens                                    the next token to be sampled
+    [num_tokens, num_tokens_with_spec)            drafts: guesses of the next tokens, to be checked by the next step
 
 There is no prefill or decode phase: `num_computed_tokens` chases `num_tokens`, and a token is sampled in the step in
 which it catches up (vLLM v1, `vllm/v1/core/sched/scheduler.py`).
@@ -12,16 +12,24 @@ which it catches up (vLLM v1, `vllm/v1/core/sched/scheduler.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from reference.contracts.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from reference.contracts.protocols import Grammar
 
 
 class RequestStatus(Enum):
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()  # back in the waiting queue, its blocks were freed
+    SWAPPED = auto()  # preempted as well, but the content of its blocks is kept in the host pool
     FINISHED_STOPPED = auto()
     FINISHED_LENGTH = auto()
     FINISHED_ABORTED = auto()
@@ -53,6 +61,8 @@ class EngineCoreRequest:
     eos_token_ids: frozenset[int] = frozenset()
     priority: int = 0  # smaller runs first
     cache_salt: str | None = None
+    # float32 [prompt tokens, hidden size] in place of the prompt's tokens, whose ids are then all 0
+    prompt_embeds: np.ndarray | None = field(default=None, compare=False)
 
 
 @dataclass(eq=False)  # two requests are the same only if they are one object
@@ -71,10 +81,13 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     cache_salt: str | None = None
+    prompt_embeds: np.ndarray | None = None
+    grammar: Grammar | None = None  # what the output may be, and how far into it the output has come
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # prefix-cache hit of the first admission
     num_preemptions: int = 0
+    spec_token_ids: list[int] = field(default_factory=list)  # drafts for the next step
     stop_reason: int | None = None
     is_forked: bool = False  # it runs on its parent's blocks and was never admitted by itself
     sort_key: tuple[int, tuple[int, int], str] = field(init=False)  # order under the priority policy
@@ -94,6 +107,7 @@ class Request:
             eos_token_ids=request.eos_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            prompt_embeds=request.prompt_embeds,
         )
 
     def fork(self, index: int) -> Request:
@@ -108,6 +122,8 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            prompt_embeds=self.prompt_embeds,
+            grammar=None if self.grammar is None else self.grammar.fork(),
             num_computed_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             is_forked=True,
@@ -117,6 +133,19 @@ class Request:
         """Everything is to be computed again; what it is admitted with next is its own."""
         self.num_computed_tokens = 0
         self.is_forked = False
+        self.spec_token_ids = []
+
+    def take_drafts(self, token_ids: Sequence[int], max_total_tokens: int) -> None:
+        """Drafts for the next step, as far as they can be of use.
+
+        A step gives one token more than it accepts drafts, and the last token of a sequence is not computed; behind the
+        first draft that the grammar forbids nothing can be accepted.
+        """
+        left = max_total_tokens - self.num_tokens
+        if self.sampling_params.max_tokens is not None:
+            left = min(left, self.sampling_params.max_tokens - self.num_output_tokens)
+        drafts = list(token_ids[: max(left - 1, 0)])
+        self.spec_token_ids = drafts[: self.grammar.count_valid(drafts)] if self.grammar else drafts
 
     @property
     def has_unborn_siblings(self) -> bool:
@@ -126,6 +155,10 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.all_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return len(self.all_token_ids) + len(self.spec_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -155,6 +188,8 @@ def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int
     Order: end-of-sequence, stop token ids, length. Stop *strings* are found in the front end, which sees text.
     """
     request.all_token_ids.append(token_id)
+    if request.grammar is not None:
+        request.grammar.accept(token_id)
     params = request.sampling_params
     if token_id in request.eos_token_ids and not params.ignore_eos:
         request.status = RequestStatus.FINISHED_STOPPED

@@ -41,22 +41,46 @@ class BlockCopy:
 
 
 @dataclass(frozen=True)
+class BlockSwap:
+    """The content of one block on its way between the KV cache and the host pool."""
+
+    device: int  # block of the KV cache
+    host: int  # block of the host pool
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Logprobs of the prompt's tokens from position `start` on, as far as one step computed them.
+
+    Entry i is of the token at `start + i`: this token first, then the most probable ones. Position 0 has none: nothing
+    stands before it.
+    """
+
+    start: int
+    entries: tuple[tuple[TokenLogprob, ...], ...]
+
+
+@dataclass(frozen=True)
 class NewRequestData:
     """A request the runner has no state of: admitted for the first time, resumed after a preemption, or forked."""
 
     request_id: str
     token_ids: tuple[int, ...]  # prompt and, after a preemption, the output so far
     num_prompt_tokens: int
-    num_computed_tokens: int  # KV already in the cache: the prefix-cache hit
+    num_computed_tokens: int  # KV already in the cache: the prefix-cache hit, and what is swapped in
     block_ids: tuple[int, ...]  # the whole block table
     sampling_params: SamplingParams
     seed: int
     is_forked: bool = (
         False  # a sibling in its first step: its computed tokens are its parent's, and no cache hit
     )
+    num_cached_tokens: int = 0  # of the computed tokens, those found in the prefix cache at this admission
+    prompt_embeds: np.ndarray | None = field(default=None, compare=False)  # see `EngineCoreRequest`
 
     @classmethod
-    def from_request(cls, request: Request, block_ids: tuple[int, ...]) -> NewRequestData:
+    def from_request(
+        cls, request: Request, block_ids: tuple[int, ...], num_cached_tokens: int = 0
+    ) -> NewRequestData:
         return cls(
             request_id=request.request_id,
             token_ids=tuple(request.all_token_ids),
@@ -66,6 +90,8 @@ class NewRequestData:
             sampling_params=request.sampling_params,
             seed=request.seed,
             is_forked=request.is_forked,
+            num_cached_tokens=num_cached_tokens,
+            prompt_embeds=request.prompt_embeds,
         )
 
 
@@ -84,7 +110,9 @@ class RunningRequestData:
 class SchedulerOutput:
     """One step's work.
 
-    Request r computes positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens[r]).
+    Request r computes positions [num_computed_tokens, num_computed_tokens + num_scheduled_tokens[r]); drafts stand
+    behind its last known token. Before the forward pass the runner does the swap-outs, the block copies and the
+    swap-ins, in this order.
     """
 
     step: int
@@ -93,7 +121,14 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int]  # in scheduling order
     preempted_req_ids: tuple[str, ...]  # the runner forgets them; they come back as new
     finished_req_ids: tuple[str, ...]  # finished since the last schedule; the runner forgets them
-    block_copies: tuple[BlockCopy, ...] = ()  # to be done in this order before the forward pass
+    block_copies: tuple[BlockCopy, ...] = ()  # to be done in this order
+    swap_outs: tuple[BlockSwap, ...] = ()  # of requests that are among the preempted
+    swap_ins: tuple[BlockSwap, ...] = ()  # of requests that are among the new
+    # Drafts that this step checks, a request that has any (vLLM's name).
+    scheduled_spec_decode_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # What the grammar of a request allows where this step samples: int32 [1 + drafts, cdiv(V, 32)], bit t % 32 of word
+    # t // 32 for token t. Row j holds if drafts 0 to j - 1 are accepted.
+    grammar_bitmasks: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -104,7 +139,8 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """What one forward pass produced.
 
-    A request that did not reach its last known token (a prefill chunk) has no entry in `sampled_token_ids`.
+    A request that did not reach its last known token (a prefill chunk) has no entry in `sampled_token_ids`. With drafts
+    it has one token more than drafts were accepted.
     """
 
     sampled_token_ids: dict[str, list[int]]
@@ -112,10 +148,14 @@ class ModelRunnerOutput:
     errors: dict[str, str] = field(default_factory=dict)
     # When a prompt with n > 1 is complete: first tokens of the sequences 1 to n - 1, from the same row of logits.
     sibling_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    # [V] float32 a sampled request; only with EngineConfig.keep_logits.
+    # float32 [sampled tokens, V] a sampled request; only with EngineConfig.keep_logits.
     logits: dict[str, np.ndarray] | None = None
     # By sequence, for those that asked: an entry a sampled token, which comes first in it, then the most probable.
     logprobs: dict[str, list[tuple[TokenLogprob, ...]]] = field(default_factory=dict)
+    # Of the requests that asked for them and had a part of their prompt computed.
+    prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict)
+    # Guesses of the tokens that follow the sampled ones, for the next step.
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +170,7 @@ class EngineCoreOutput:
     num_preemptions: int = 0
     error: str | None = None  # why, when finish_reason is "error"
     new_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()  # one entry a new token, if they were asked for
+    prompt_logprobs: PromptLogprobs | None = None  # may repeat what was reported before a preemption
 
     @classmethod
     def from_request(
@@ -138,6 +179,7 @@ class EngineCoreOutput:
         new_token_ids: Iterable[int],
         error: str | None = None,
         logprobs: Iterable[tuple[TokenLogprob, ...]] = (),
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> EngineCoreOutput:
         """`logprobs` may go on behind the token that ended the request."""
         token_ids = tuple(new_token_ids)
@@ -150,6 +192,7 @@ class EngineCoreOutput:
             num_preemptions=request.num_preemptions,
             error=error,
             new_logprobs=tuple(islice(logprobs, len(token_ids))),
+            prompt_logprobs=prompt_logprobs,
         )
 
     @property

@@ -26,6 +26,9 @@ class CacheSnapshot:
     free_order: tuple[int, ...]  # the head is handed out next
     hashes: dict[int, str]  # hex hash of every block that the prefix cache can find
     evicted: tuple[int, ...]  # blocks that lost a hash in this step because they were handed out anew
+    host_tables: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of the swapped: blocks of the host pool
 
     @property
     def num_free_blocks(self) -> int:
@@ -62,18 +65,24 @@ class SchedulerSnapshot:
 
     running: tuple[str, ...]
     waiting: tuple[str, ...]
+    swapped: tuple[str, ...]
     num_tokens: dict[str, int]  # of the running: the tokens that are known, prompt and output
     num_computed_tokens: dict[str, int]  # of the running, already advanced by this step
     cache: CacheSnapshot
 
     @classmethod
     def of(
-        cls, running: Iterable[Request], waiting: Iterable[Request], cache: CacheSnapshot
+        cls,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+        swapped: Iterable[Request],
+        cache: CacheSnapshot,
     ) -> SchedulerSnapshot:
         running = tuple(running)
         return cls(
             running=tuple(request.request_id for request in running),
             waiting=tuple(request.request_id for request in waiting),
+            swapped=tuple(request.request_id for request in swapped),
             num_tokens={request.request_id: request.num_tokens for request in running},
             num_computed_tokens={request.request_id: request.num_computed_tokens for request in running},
             cache=cache,
@@ -151,6 +160,9 @@ class StepTrace:
     preempted: tuple[str, ...]
     preemption_reasons: dict[str, str]  # a sentence for each of them
     block_copies: tuple[tuple[int, int, int], ...]  # copies-on-write: (index in the table, source, target)
+    swap_outs: tuple[tuple[int, int], ...]  # (block of the KV cache, block of the host pool)
+    swap_ins: tuple[tuple[int, int], ...]
+    draft_token_ids: dict[str, tuple[int, ...]]  # drafts that this step checked
     refusal_reasons: dict[str, str]  # a sentence for the request at which admission ended
     state: SchedulerSnapshot
     sampled_token_ids: dict[str, tuple[int, ...]]

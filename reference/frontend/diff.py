@@ -30,7 +30,8 @@ from reference.frontend.workload import Workload, WorkloadRun
 
 BlockTable = tuple[int, ...]
 _SCHEDULE_FIELDS = (
-    "num_scheduled_tokens", "kinds", "preempted", "preemption_reasons", "refusal_reasons", "num_cached_tokens",
+    "num_scheduled_tokens", "kinds", "preempted", "draft_token_ids", "swap_outs", "swap_ins",
+    "preemption_reasons", "refusal_reasons", "num_cached_tokens",
     "block_copies",
 )  # fmt: skip
 
@@ -163,9 +164,9 @@ class _Comparison:
             return
         for name in _SCHEDULE_FIELDS:
             self._compare_field(number, name, getattr(first, name), getattr(second, name))
-        for name in ("running", "waiting", "num_tokens", "num_computed_tokens"):
+        for name in ("running", "waiting", "swapped", "num_tokens", "num_computed_tokens"):
             self._compare_field(number, name, getattr(first.state, name), getattr(second.state, name))
-        for name in ("block_tables", "ref_counts", "free_order", "hashes", "evicted"):
+        for name in ("block_tables", "ref_counts", "free_order", "hashes", "evicted", "host_tables"):
             self._compare_field(
                 number, name, getattr(first.state.cache, name), getattr(second.state.cache, name)
             )

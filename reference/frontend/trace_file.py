@@ -1,6 +1,6 @@
 """A trace as a file: one JSON document, versioned.
 
-    {"format": "twinfer-trace", "version": 1, "sha256": "...", "steps": [one object a line]}
+    {"format": "twinfer-trace", "version": 2, "sha256": "...", "steps": [one object a line]}
 
 A pool of thousands of blocks changes by a few of them a step, so the state of a step is written as its difference from
 the step before. Every 64th is a keyframe: a difference from the empty state, which is everything. A reader that wants
@@ -21,10 +21,10 @@ from typing import Any
 from reference.contracts.trace import CacheSnapshot, SchedulerSnapshot, StepTrace
 
 FORMAT = "twinfer-trace"
-VERSION = 1
+VERSION = 2
 KEYFRAME_INTERVAL = 64  # steps
 
-_EMPTY = SchedulerSnapshot((), (), {}, {}, CacheSnapshot({}, {}, (), {}, ()))
+_EMPTY = SchedulerSnapshot((), (), (), {}, {}, CacheSnapshot({}, {}, (), {}, ()))
 _WHOLE_FIELDS = tuple(name for name in StepTrace.__dataclass_fields__ if name != "state")
 
 
@@ -88,8 +88,10 @@ def _decode_steps(steps: Sequence[Any]) -> list[StepTrace]:
         before = _decode_state(_EMPTY if step["keyframe"] else before, step["state"])
         fields = {name: step[name] for name in _WHOLE_FIELDS}
         fields["preempted"] = tuple(fields["preempted"])
-        fields["block_copies"] = tuple(map(tuple, fields["block_copies"]))
-        fields["sampled_token_ids"] = {name: tuple(ids) for name, ids in step["sampled_token_ids"].items()}
+        for name in ("block_copies", "swap_outs", "swap_ins"):
+            fields[name] = tuple(map(tuple, fields[name]))
+        for name in ("sampled_token_ids", "draft_token_ids"):
+            fields[name] = {request_id: tuple(ids) for request_id, ids in step[name].items()}
         traces.append(StepTrace(**fields, state=before))
     return traces
 
@@ -98,6 +100,7 @@ def _encode_state(before: SchedulerSnapshot, after: SchedulerSnapshot) -> dict[s
     return {
         "running": encode_order(before.running, after.running),
         "waiting": encode_order(before.waiting, after.waiting),
+        "swapped": encode_order(before.swapped, after.swapped),
         "num_tokens": _encode_table(before.num_tokens, after.num_tokens),
         "num_computed_tokens": _encode_table(before.num_computed_tokens, after.num_computed_tokens),
         "block_tables": _encode_table(before.cache.block_tables, after.cache.block_tables),
@@ -105,14 +108,17 @@ def _encode_state(before: SchedulerSnapshot, after: SchedulerSnapshot) -> dict[s
         "free_order": encode_order(before.cache.free_order, after.cache.free_order),
         "hashes": _encode_table(before.cache.hashes, after.cache.hashes),
         "evicted": after.cache.evicted,
+        "host_tables": _encode_table(before.cache.host_tables, after.cache.host_tables),
     }
 
 
 def _decode_state(before: SchedulerSnapshot, state: Mapping[str, Any]) -> SchedulerSnapshot:
     tables = _decode_table(before.cache.block_tables, state["block_tables"])
+    host_tables = _decode_table(before.cache.host_tables, state["host_tables"])
     return SchedulerSnapshot(
         running=tuple(decode_order(before.running, state["running"])),
         waiting=tuple(decode_order(before.waiting, state["waiting"])),
+        swapped=tuple(decode_order(before.swapped, state["swapped"])),
         num_tokens=_decode_table(before.num_tokens, state["num_tokens"]),
         num_computed_tokens=_decode_table(before.num_computed_tokens, state["num_computed_tokens"]),
         cache=CacheSnapshot(
@@ -121,6 +127,7 @@ def _decode_state(before: SchedulerSnapshot, state: Mapping[str, Any]) -> Schedu
             free_order=tuple(decode_order(before.cache.free_order, state["free_order"])),
             hashes=_decode_table(before.cache.hashes, state["hashes"]),
             evicted=tuple(state["evicted"]),
+            host_tables={request_id: tuple(table) for request_id, table in host_tables.items()},
         ),
     )
 

@@ -101,7 +101,7 @@ def damage(change: Callable[[dict[str, Any]], Any]) -> Callable[[str], str]:
         (lambda text: "[]", "is no trace"),
         (lambda text: '{"format": "other"}', "is no trace"),
         (lambda text: text.replace('"a"', '"x"', 1), "checksum"),
-        (damage(lambda d: d.update(version=2)), "has version 2"),
+        (damage(lambda d: d.update(version=1)), "has version 1"),
         (damage(lambda d: d.pop("version")), "has version None"),
         (damage(lambda d: d.pop("steps")), "checksum"),
         (damage(lambda d: d["steps"].pop()), "checksum"),
