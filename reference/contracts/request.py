@@ -130,8 +130,12 @@ class Request:
         )
 
     def lose_blocks(self) -> None:
-        """Everything is to be computed again; what it is admitted with next is its own."""
+        """Everything is to be computed again."""
         self.num_computed_tokens = 0
+        self.leave_running()
+
+    def leave_running(self) -> None:
+        """What it is admitted with next is its own, and guesses are made anew."""
         self.is_forked = False
         self.spec_token_ids = []
 
