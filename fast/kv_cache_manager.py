@@ -150,7 +150,7 @@ class KVCacheManager:
         if copy is not None:
             table[copy.index] = copy.source  # the copy would have been made after the swap-outs of this step
         self.host_shortage = (len(table), self.host_pool.num_free_blocks)
-        if not 0 < len(table) <= self.host_pool.num_free_blocks:
+        if len(table) > self.host_pool.num_free_blocks:
             return False
         self.free(request)
         host_table = self.host_pool.get_new_blocks(len(table))

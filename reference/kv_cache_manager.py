@@ -143,7 +143,7 @@ class KVCacheManager:
             table[copy.index] = copy.source  # the copy would have been made after the swap-outs of this step
         num_free = self.host_pool.get_num_free_blocks()
         self.host_shortage = (len(table), num_free)
-        if not 0 < len(table) <= num_free:
+        if len(table) > num_free:
             return False
         self.free(request)
         host_table = self.host_pool.get_new_blocks(len(table))

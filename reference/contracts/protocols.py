@@ -147,7 +147,7 @@ class KVCacheManager(Protocol):
     def swap_out(self, request: Request) -> bool:
         """Give back the request's blocks, with its computed tokens saved in the host pool.
 
-        False when there is no room or nothing to save; then nothing has changed.
+        False when the host pool has no room for them; then nothing has changed.
         """
         ...
 

@@ -126,10 +126,8 @@ class SchedulerNotes:
         needed, free = host_shortage
         if victim.status is RequestStatus.SWAPPED:
             fate = f"{_blocks(needed)} swapped out"
-        elif needed > free:
-            fate = f"to be computed again, the host pool has no room for {_blocks(needed)}, {free} free"
         else:
-            fate = "to be computed again, it had computed nothing"
+            fate = f"to be computed again, the host pool has {free} of {_blocks(needed)}"
         self.preempted[victim.request_id] += f"; {fate}"
 
     def refuse_partial_prefill(self, request: Request, max_num_partial_prefills: int) -> None:
