@@ -1,6 +1,6 @@
 """What happens to a row of logits before temperature, as a pure function of the row, the request and its tokens.
 
-    allowed ids -> bad words and min_tokens -> logit bias -> repetition, presence, frequency
+    grammar and allowed ids -> bad words and min_tokens -> logit bias -> repetition, presence, frequency
 
 A masked logit becomes minus infinity, and no later step changes that. Bias and penalties are computed in float64 on
 float64(logit), and each of the two is rounded to float32 once: then every program that follows the order gets the same
@@ -34,11 +34,19 @@ def masked_token_ids(params: SamplingParams, output_token_ids: Sequence[int]) ->
     return masked
 
 
+def unpack_bitmask(bitmask: np.ndarray, vocab_size: int) -> np.ndarray:
+    """int32 [cdiv(V, 32)] to bool [V]: bit t % 32 of word t // 32 is token t."""
+    bits = np.unpackbits(bitmask.astype("<i4").view(np.uint8), bitorder="little")  # [32 * words]
+    unpacked: np.ndarray = bits[:vocab_size].astype(bool)
+    return unpacked
+
+
 def process_logits(
     logits: np.ndarray,
     params: SamplingParams,
     prompt_token_ids: Sequence[int],
     output_token_ids: Sequence[int],
+    bitmask: np.ndarray | None = None,
 ) -> np.ndarray:
     """The logits that temperature, min_p, top-k, top-p and the draw see.
 
@@ -47,15 +55,19 @@ def process_logits(
         params: `resolved`, for bad words and end-of-sequence ids.
         prompt_token_ids: read by the repetition penalty only.
         output_token_ids: the tokens generated so far.
+        bitmask: int32 [cdiv(V, 32)], what a grammar allows; see `SchedulerOutput.grammar_bitmasks`.
 
     Returns:
         float32 [V], a copy; all minus infinity when the masks leave no token.
     """
     processed = logits.copy()  # [V]
+    if bitmask is not None:
+        processed[~unpack_bitmask(bitmask, len(logits))] = -np.inf
     if params.allowed_token_ids is not None:
         allowed = list(params.allowed_token_ids)
+        kept = processed[allowed]  # [K]
         processed[:] = -np.inf
-        processed[allowed] = logits[allowed]
+        processed[allowed] = kept
     for token_id in masked_token_ids(params, output_token_ids):
         processed[token_id] = -np.inf
     if params.logit_bias:

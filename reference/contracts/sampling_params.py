@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from reference.contracts.structured_outputs import StructuredOutputsParams
+
 MAX_N = 64  # sequences of one request
 MAX_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # below this, dividing the logits could overflow: the row is greedy
@@ -56,6 +58,8 @@ class SamplingParams:
         ignore_eos: go on past end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string, or the stop token, in the text.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: what the whole text must be: JSON of a schema, a match of a regular expression, one of some
+            choices, a sentence of a grammar.
 
     Raises:
         ValueError: a value is out of range or of the wrong type; the sentence names the parameter.
@@ -81,6 +85,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
     _stop_token_set: frozenset[int] = field(init=False, repr=False, compare=False, default=frozenset())
     _all_stop_token_ids: frozenset[int] = field(init=False, repr=False, compare=False, default=frozenset())
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = field(
@@ -115,6 +120,10 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ValueError(
+                f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r:.100}."
+            )
 
     def _check_penalties(self) -> None:
         _require_range("min_p", self.min_p, 0, 1)
