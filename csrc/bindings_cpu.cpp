@@ -222,13 +222,34 @@ void check_id_lists(const char* starts_name, const char* ids_name, const cpu::Id
   check_range(ids_name, lists.ids, num_ids, 0, vocab_size, "(the vocabulary)");
 }
 
+// Each row once, so that no two threads write to it.
+void check_ascending_rows(const int64_t* rows, int64_t count, int64_t num_rows) {
+  check_range("rows", rows, count, 0, num_rows, "(rows of logits)");
+  for (int64_t p = 1; p < count; ++p) {
+    if (rows[p] > rows[p - 1]) continue;
+    reject("rows: expected ascending rows, got " + std::to_string(rows[p]) + " at index " + std::to_string(p) + ".");
+  }
+}
+
+void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks, int threads) {
+  Arguments args;
+  const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
+  const TensorView masked = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
+  args.define("V / 32", (args["V"] + 31) / 32);
+  const TensorView bits = args.tensor("bitmasks", bitmasks, kInt32, kContiguous, {"P", "V / 32"});
+  check_threads(threads);
+  check_vocabulary(values, args["V"]);
+  const py::gil_scoped_release released;
+  const cpu::TokenBitmask call{rows_of<float>(values), masked.data<const int64_t>(), bits.data<const int32_t>(),
+                               args["P"], args["V"]};
+  check_ascending_rows(call.rows, call.num_masked, args["R"]);
+  cpu::apply_token_bitmask(call, cpu::active_isa(), threads);
+}
+
 void check_processing(const cpu::ProcessLogits& call, int64_t num_rows) {
-  check_range("rows", call.rows, call.num_processed, 0, num_rows, "(rows of logits)");
+  check_ascending_rows(call.rows, call.num_processed, num_rows);
   for (int64_t p = 0; p < call.num_processed; ++p) {
     const std::string which = " at index " + std::to_string(p) + ".";
-    if (p > 0 && call.rows[p] <= call.rows[p - 1]) {
-      reject("rows: expected ascending rows, got " + std::to_string(call.rows[p]) + which);
-    }
     for (int64_t i = call.allowed.starts[p] + 1; i < call.allowed.starts[p + 1]; ++i) {
       if (call.allowed.ids[i] > call.allowed.ids[i - 1]) continue;
       reject("allowed_ids: expected ascending ids, got " + std::to_string(call.allowed.ids[i]) + " in the list" + which);
@@ -338,6 +359,8 @@ PYBIND11_MODULE(_cpu, m) {
         arg("cos_sin_cache"), arg("threads"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("threads"));
   m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("threads"));
+  m.def("apply_token_bitmask", &twinfer::apply_token_bitmask, arg("logits"), arg("rows"), arg("bitmasks"),
+        arg("threads"));
   m.def("process_logits", &twinfer::process_logits, arg("logits"), arg("rows"), arg("allowed_starts"),
         arg("allowed_ids"), arg("masked_starts"), arg("masked_ids"), arg("biased_starts"), arg("biased_ids"),
         arg("biases"), arg("seen_starts"), arg("seen_ids"), arg("counts"), arg("repetition_penalty"),

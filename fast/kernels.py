@@ -235,6 +235,24 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
+    """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
+
+    A row that contains NaN is left as it is.
+
+    Args:
+        logits: [R, V], rows, changed in place.
+        rows: int64 [P], ascending.
+        bitmasks: int32 [P, cdiv(V, 32)]; bit t % 32 of word t // 32 is token t, bits behind V are not read.
+
+    Raises:
+        ValueError: a bad tensor, or a row out of range; then nothing is written.
+
+    The layout is that of llguidance and xgrammar.
+    """
+    _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
+
+
 def process_logits(
     logits: torch.Tensor,
     rows: torch.Tensor,

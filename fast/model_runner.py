@@ -15,7 +15,7 @@ Source: vLLM's `v1/worker/gpu_model_runner.py` and `v1/worker/gpu_input_batch.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -244,9 +244,9 @@ class ModelRunner:
             logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
             draws, indices = self._draws(step.sampling_rows)
             drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
-            metadata = self._sampling_metadata(step.sampling_rows[draws], indices)
+            metadata = self._sampling_metadata(step.sampling_rows[draws], indices, schedule)
             # The sampler works in place on the rows it processes, and what is handed out is the model's.
-            spoils_raw = drawn is logits and metadata.processed_rows
+            spoils_raw = drawn is logits and (metadata.processed_rows or metadata.bitmasks)
             needs_raw = self.keep_logits or self._batch.num_logprobs
             raw = logits.clone() if spoils_raw and needs_raw else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
@@ -306,7 +306,9 @@ class ModelRunner:
             logits_rows=torch.from_numpy(query_start_loc[1:][caught_up] - 1),
         )
 
-    def _sampling_metadata(self, rows: np.ndarray, indices: np.ndarray) -> SamplingMetadata:
+    def _sampling_metadata(
+        self, rows: np.ndarray, indices: np.ndarray, schedule: SchedulerOutput
+    ) -> SamplingMetadata:
         batch = self._batch
         output_positions = batch.token_ids.lengths[rows] - batch.num_prompt_tokens[rows]  # [R]
         seeds = batch.seeds[rows] + indices.astype(np.uint64)  # wraps at 2**64, as child_seed does
@@ -318,7 +320,15 @@ class ModelRunner:
             seeds=torch.from_numpy(seeds.view(np.int64)),
             output_positions=torch.from_numpy(output_positions),
             processed_rows=self._processed_rows(rows),
+            bitmasks=self._bitmasks(rows, schedule.grammar_bitmasks),
         )
+
+    def _bitmasks(self, rows: np.ndarray, by_request: Mapping[str, np.ndarray]) -> dict[int, np.ndarray]:
+        """Logits row -> what a grammar allows there, for those of these rows that have one."""
+        if not by_request:
+            return {}
+        names = [self._batch.req_ids[row] for row in rows.tolist()]
+        return {r: by_request[name][0] for r, name in enumerate(names) if name in by_request}
 
     def _processed_rows(self, rows: np.ndarray) -> dict[int, ProcessedRow]:
         """Logits row -> its processing, for those of these rows that have any."""

@@ -9,7 +9,8 @@ tokens they are about and not the vocabulary: each row with such steps keeps its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -120,6 +121,9 @@ class SamplingMetadata:
     seeds: torch.Tensor  # int64 [R], the bit pattern of an unsigned seed: torch has no arithmetic for uint64
     output_positions: torch.Tensor  # int64 [R]
     processed_rows: Mapping[int, ProcessedRow]  # of the R, those with `SamplingParams.changes_logits`
+    bitmasks: Mapping[int, np.ndarray] = field(
+        default_factory=dict
+    )  # of those with a grammar: int32 [cdiv(V, 32)]
 
 
 class Sampler:
@@ -128,8 +132,12 @@ class Sampler:
     def __call__(self, logits: torch.Tensor, metadata: SamplingMetadata) -> list[int]:
         """Logits [R, V] -> R token ids; NAN_IN_ROW for a row that contains NaN, NO_TOKEN_LEFT for one without a choice.
 
-        Rows of `metadata.processed_rows` are changed in place.
+        Rows of `metadata.processed_rows` and `metadata.bitmasks` are changed in place.
         """
+        if metadata.bitmasks:
+            rows = sorted(metadata.bitmasks)
+            bitmasks = torch.from_numpy(np.stack([metadata.bitmasks[r] for r in rows]))  # [P, cdiv(V, 32)]
+            kernels.apply_token_bitmask(logits, torch.tensor(rows), bitmasks)
         if metadata.processed_rows:
             _process_logits(logits, metadata.processed_rows)
         token_ids = torch.empty(len(logits), dtype=torch.int64)  # [R]
@@ -144,7 +152,7 @@ class Sampler:
             token_ids,
         )
         sampled: list[int] = token_ids.tolist()
-        for r in metadata.processed_rows:
+        for r in chain(metadata.bitmasks, metadata.processed_rows):
             # Minus infinity is drawn only where there is nothing else.
             if sampled[r] >= 0 and logits[r, sampled[r]] == -torch.inf:
                 sampled[r] = NO_TOKEN_LEFT

@@ -99,7 +99,9 @@ class ModelRunner:
         logits = self.model.compute_logits(hidden[batch.logits_rows])  # [R, V]
         draws = self._draws(batch.sampling_req_ids)
         rows = [row for row, _ in draws]
-        token_ids = self.sampler(logits[rows], self._sampling_metadata(batch.sampling_req_ids, draws))
+        token_ids = self.sampler(
+            logits[rows], self._sampling_metadata(batch.sampling_req_ids, draws, schedule)
+        )
         return self._make_output(batch.sampling_req_ids, draws, token_ids, logits)
 
     def _draws(self, request_ids: list[str]) -> list[tuple[int, int]]:
@@ -182,7 +184,9 @@ class ModelRunner:
             padded[s, : len(table)] = table
         return padded
 
-    def _sampling_metadata(self, request_ids: list[str], draws: list[tuple[int, int]]) -> SamplingMetadata:
+    def _sampling_metadata(
+        self, request_ids: list[str], draws: list[tuple[int, int]], schedule: SchedulerOutput
+    ) -> SamplingMetadata:
         states = [self._states[request_ids[row]] for row, _ in draws]
         params = [state.sampling_params for state in states]
         seeds = [child_seed(state.seed, index) for state, (_, index) in zip(states, draws, strict=True)]
@@ -201,6 +205,11 @@ class ModelRunner:
                 )
                 for r, state in enumerate(states)
                 if state.sampling_params.changes_logits
+            },
+            bitmasks={
+                r: schedule.grammar_bitmasks[request_ids[row]][0]
+                for r, (row, _) in enumerate(draws)
+                if request_ids[row] in schedule.grammar_bitmasks
             },
         )
 

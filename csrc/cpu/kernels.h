@@ -129,6 +129,15 @@ struct Gelu {
 };
 void gelu(const Gelu& args, Isa isa, int threads);
 
+struct TokenBitmask {
+  Rows<float> logits;             // [R, V], changed in place
+  const int64_t* rows;            // [P], ascending: the rows to mask
+  const int32_t* bitmasks;        // [P, W], W = ceil(V / 32); bit t % 32 of word t / 32 set: token t is kept
+  int64_t num_masked;             // P
+  int64_t vocab_size;             // V
+};
+void apply_token_bitmask(const TokenBitmask& args, Isa isa, int threads);
+
 // Lists of unequal length, one for each processed row: list p is ids[starts[p] : starts[p + 1]].
 struct IdLists {
   const int64_t* starts;          // [P + 1]

@@ -73,11 +73,15 @@ class StructuredOutputsParams:
             ValueError: it is no table, has an unknown name, or its content is not acceptable.
         """
         if not isinstance(table, Mapping):
-            raise ValueError(f"structured_outputs must be a table such as {{'regex': '...'}}, got {table!r:.100}.")
+            raise ValueError(
+                f"structured_outputs must be a table such as {{'regex': '...'}}, got {table!r:.100}."
+            )
         known = {f.name for f in fields(cls)}
         for name in table:
             if name not in known:
-                raise ValueError(f"Unknown name {name!r:.100} in structured_outputs; known are {', '.join(KINDS)}.")
+                raise ValueError(
+                    f"Unknown name {name!r:.100} in structured_outputs; known are {', '.join(KINDS)}."
+                )
         return cls(**{name: value for name, value in table.items() if value is not None})
 
 

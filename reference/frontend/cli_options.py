@@ -23,6 +23,7 @@ SAMPLING = (
     "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "sampling_seed", "max_tokens", "min_tokens", "stop",
     "stop_token_ids", "ignore_eos",
 )  # fmt: skip
+STRUCTURED = ("json_schema", "json_object", "regex", "choice", "grammar", "disable_any_whitespace")
 
 _ENVIRONMENT = """\
 environment:
@@ -189,6 +190,49 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
         action="extend", nargs="+", type=int, metavar="ID",
     )  # fmt: skip
     _add(group, "--ignore-eos", "go on past end-of-sequence tokens", action="store_true")
+    _add_structured_outputs(group)
+
+
+def _add_structured_outputs(group: argparse._ActionsContainer) -> None:
+    """What the whole text must be; `StructuredOutputsParams` sees to it that only one is given."""
+    _add(group, "--json-schema", "write JSON of this schema", type=parse_schema, metavar="JSON|FILE")
+    _add(group, "--json-object", "write a JSON object", action="store_true")
+    _add(
+        group, "--disable-any-whitespace", "no spaces and line breaks between the parts of JSON",
+        action="store_true",
+    )  # fmt: skip
+    _add(group, "--regex", "write a match of this expression", metavar="REGEX")
+    _add(group, "--choice", "write this, or another choice; repeatable", action="append", metavar="TEXT")
+    _add(
+        group, "--grammar", "write a sentence of this grammar (Lark or GBNF)",
+        type=parse_grammar, metavar="TEXT|FILE",
+    )  # fmt: skip
+
+
+def parse_schema(text: str) -> str:
+    """A JSON schema from itself or from a file.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such file.
+    """
+    return text if text.lstrip().startswith("{") else _read(text)
+
+
+def parse_grammar(text: str) -> str:
+    """A grammar from itself or from a file; every rule has a colon, and the name of a file has none.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such file.
+    """
+    return text if ":" in text else _read(text)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"the file {name!r} cannot be read ({reason})") from None
 
 
 def _add_penalties(group: argparse._ActionsContainer) -> None:

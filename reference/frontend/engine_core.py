@@ -20,6 +20,7 @@ from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, Sc
 from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
 from reference.frontend.logger import logger
 from reference.frontend.metrics import EngineMetrics
+from reference.frontend.structured_output import GrammarCompiler
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
 
@@ -42,12 +43,19 @@ class EngineCore:
         tier: the implementation.
         checkpoint: the weights.
         on_step: called after each forward pass with what was scheduled and what came out.
+        grammars: compiles `structured_outputs`; without it they are refused.
     """
 
     def __init__(
-        self, config: EngineConfig, tier: Tier, checkpoint: Checkpoint, on_step: OnStep | None = None
+        self,
+        config: EngineConfig,
+        tier: Tier,
+        checkpoint: Checkpoint,
+        on_step: OnStep | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.config = config
+        self.grammars = grammars
         self.tier_name = tier.name
         # The KV cache first: a pool that does not fit into memory is refused before its blocks are counted out.
         self.executor: Executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
@@ -59,7 +67,13 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is taken."""
-        self.scheduler.add_request(Request.from_engine_core_request(request))
+        state = Request.from_engine_core_request(request)
+        structured = request.sampling_params.structured_outputs
+        if structured is not None:
+            if self.grammars is None:
+                raise ValueError("This engine core has no compiler for structured_outputs; leave them out.")
+            state.grammar = self.grammars.compile(structured)
+        self.scheduler.add_request(state)
         self.metrics.request_added(request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from reference.contracts.config import EngineConfig
-from reference.contracts.logits import masked_token_ids
+from reference.contracts.logits import masked_token_ids, unpack_bitmask
 from reference.contracts.noise import derive_seed
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.structured_output import GrammarCompiler
 
 if TYPE_CHECKING:
     from reference.frontend.tokenizer import Tokenizer
@@ -22,9 +25,12 @@ PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 class InputProcessor:
     """Checks and tokenizes prompts. Everything it refuses is a ValueError of one sentence, and it keeps no state."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer, grammars: GrammarCompiler | None = None
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.grammars = grammars or GrammarCompiler(config.model, tokenizer)
 
     def process(
         self,
@@ -86,11 +92,15 @@ class InputProcessor:
             self._check_token_ids("bad_words", ids)
         params = params.resolved(self.config.model.eos_token_ids, words)
         vocab_size = self.config.model.vocab_size
-        allowed = range(vocab_size) if params.allowed_token_ids is None else set(params.allowed_token_ids)
-        masked = masked_token_ids(params, ())  # more can only come from the tail of a bad word
-        if all(token_id in masked for token_id in allowed):
+        allowed = set(range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids)
+        if params.structured_outputs is not None:
+            bitmask = self.grammars.compile(params.structured_outputs).bitmask(())[0]
+            allowed &= set(np.flatnonzero(unpack_bitmask(bitmask, vocab_size)).tolist())
+        if allowed <= masked_token_ids(params, ()):  # more can only come from the tail of a bad word
+            also = "" if params.structured_outputs is None else "structured_outputs, "
             raise ValueError(
-                "allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more tokens."
+                f"{also}allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more "
+                f"tokens."
             )
         return params
 

@@ -18,6 +18,7 @@ from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
+from reference.frontend.structured_output import GrammarCompiler
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -46,9 +47,10 @@ class LLMEngine:
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.engine_core = EngineCore(config, tier, checkpoint, on_step)
+        grammars = GrammarCompiler(config.model, tokenizer)
+        self.engine_core = EngineCore(config, tier, checkpoint, on_step, grammars)
         self.client: EngineCoreClient = InprocClient(self.engine_core)
-        self.input_processor = InputProcessor(config, tokenizer)
+        self.input_processor = InputProcessor(config, tokenizer, grammars)
         self.output_processor = OutputProcessor(tokenizer)
         self.num_arrivals = 0
         self.metrics = self.engine_core.metrics
