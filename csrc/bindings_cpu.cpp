@@ -235,8 +235,8 @@ void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks
   Arguments args;
   const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
   const TensorView masked = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
-  args.define("V / 32", (args["V"] + 31) / 32);
-  const TensorView bits = args.tensor("bitmasks", bitmasks, kInt32, kContiguous, {"P", "V / 32"});
+  args.define("cdiv(V, 32)", (args["V"] + 31) / 32);
+  const TensorView bits = args.tensor("bitmasks", bitmasks, kInt32, kContiguous, {"P", "cdiv(V, 32)"});
   check_threads(threads);
   check_vocabulary(values, args["V"]);
   const py::gil_scoped_release released;

@@ -126,50 +126,40 @@ class StructuredOutputGrammar:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._has_ended = False  # an end-of-sequence token was accepted; the matcher reads no further
 
     def accept(self, token_id: int) -> None:
-        if not self._has_ended:
-            self._has_ended = self._consume(token_id)
+        self._read(token_id)
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """See `Grammar`; what follows a draft that ends the text is not counted."""
-        if not (self._has_ended or self._matcher.is_stopped()):
+        if not self._matcher.is_stopped():
             return int(self._matcher.validate_tokens(list(token_ids)))
         ends = [token_id in self._eos_token_ids for token_id in token_ids]
         return 0 if self._matcher.is_error() else [*ends, False].index(False)
 
     def bitmask(self, draft_token_ids: Sequence[int]) -> np.ndarray:
-        rows = [self._allowed(self._has_ended)]
-        has_ended, num_consumed = self._has_ended, 0
+        rows, num_read = [self._allowed()], 0
         for token_id in draft_token_ids:
-            if not has_ended:
-                has_ended = self._consume(token_id)
-                num_consumed += 1
-            rows.append(self._allowed(has_ended))
-        if num_consumed:
-            self._matcher.rollback(num_consumed)
+            num_read += self._read(token_id)
+            rows.append(self._allowed())
+        if num_read:
+            self._matcher.rollback(num_read)
         return np.stack(rows)  # int32 [1 + drafts, cdiv(V, 32)]
 
     def fork(self) -> StructuredOutputGrammar:
-        copy = StructuredOutputGrammar(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
-        copy._has_ended = self._has_ended
-        return copy
+        return StructuredOutputGrammar(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
 
-    def _consume(self, token_id: int) -> bool:
-        """Let the matcher read a token; True if the text ended with it."""
+    def _read(self, token_id: int) -> bool:
+        """Let the matcher go on by a token, unless the text is at its end: there it would not be able to go back."""
+        if self._matcher.is_stopped():
+            return False
         self._matcher.consume_token(token_id)
-        ends = token_id in self._eos_token_ids and self._matcher.is_stopped()
-        return ends and not self._matcher.is_error()
+        return True
 
-    def _allowed(self, has_ended: bool) -> np.ndarray:
-        """One row of `bitmask`."""
-        num_words = cdiv(self._vocab_size, 32)
-        if has_ended:
-            bits = np.zeros(32 * num_words, dtype=np.uint8)
-            bits[list(self._eos_token_ids)] = 1
-            return np.packbits(bits, bitorder="little").view("<i4")
+    def _allowed(self) -> np.ndarray:
+        """One row of `bitmask`. At the end of the text the matcher allows end-of-sequence alone, for ever."""
         mask = self._matcher.compute_bitmask()
+        num_words = cdiv(self._vocab_size, 32)
         if self._matcher.is_error():
             logger.warning("A grammar failed: %s.", _in_one_line(self._matcher.get_error()))
         # In these states the library allows end-of-sequence, but the text would not be what was asked for.
