@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,10 @@ class ProcessedRow:
     params: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+
+    def followed_by(self, token_ids: Sequence[int]) -> ProcessedRow:
+        """The same behind these tokens, as if they were output."""
+        return replace(self, output_token_ids=[*self.output_token_ids, *token_ids])
 
 
 @dataclass(frozen=True)

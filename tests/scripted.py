@@ -125,7 +125,9 @@ class ScriptedTier:
     def make_scheduler(self, config: EngineConfig) -> Scheduler:
         return self.tier.make_scheduler(config)
 
-    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner:
+    def make_model_runner(
+        self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
+    ) -> ModelRunner:
         self.runner = ScriptedRunner(config.cache.block_size, **self.runner_options)
         return self.runner
 

@@ -210,6 +210,10 @@ class SamplingParams:
     def is_stop_token(self, token_id: int) -> bool:
         return token_id in self._stop_token_set
 
+    def ends_output(self, token_id: int) -> bool:
+        """Whether the output ends with this token, once `resolved`: a stop token, or end-of-sequence unless ignored."""
+        return token_id in (self._stop_token_set if self.ignore_eos else self._all_stop_token_ids)
+
 
 def _normalised_bias(bias: object) -> dict[int, float]:
     """Integer keys (JSON knows only text keys), and values cut to the range that vLLM's API cuts to."""

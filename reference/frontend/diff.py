@@ -84,14 +84,15 @@ class _Side:
         for new in schedule.scheduled_new_reqs:
             self.admissions[new.request_id] = new
         logits = output.logits or {}
-        for request_id, (token_id,) in output.sampled_token_ids.items():
-            self._add(request_id, token_id, logits[request_id])
+        for request_id, token_ids in output.sampled_token_ids.items():
+            for token_id, row in zip(token_ids, logits[request_id], strict=True):
+                self._add(request_id, token_id, row)
         for request_id, token_ids in output.sibling_token_ids.items():
             for index, token_id in enumerate(token_ids, start=1):
                 parent, sibling_id = self.admissions[request_id], child_request_id(request_id, index)
                 seed = child_seed(parent.seed, index)
                 self.admissions[sibling_id] = replace(parent, request_id=sibling_id, seed=seed)
-                self._add(sibling_id, token_id, logits[request_id])
+                self._add(sibling_id, token_id, logits[request_id][0])  # they are drawn from one row
 
     def _add(self, request_id: str, token_id: int, logits: np.ndarray) -> None:
         output = self.outputs.setdefault(request_id, [])
