@@ -178,6 +178,12 @@ class SamplingParams:
         object.__setattr__(params, "_bad_words_token_ids", tuple(tuple(word) for word in bad_words_token_ids))
         return params
 
+    def for_drafts(self) -> SamplingParams:
+        """A copy that draws the same tokens and reports nothing about them: what a draft model guesses with."""
+        params = copy.copy(self)
+        object.__setattr__(params, "logprobs", None)
+        return params
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` after normalisation: always a tuple."""
