@@ -16,7 +16,7 @@ from fast.block_pool import BlockPool
 from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
 from reference.contracts.config import CacheConfig, cdiv
 from reference.contracts.request import Request
-from reference.contracts.schedule import BlockCopy
+from reference.contracts.schedule import BlockCopy, BlockSwap
 from reference.contracts.trace import CacheSnapshot, HexHashes
 
 
@@ -35,6 +35,11 @@ class KVCacheManager:
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
         self.block_copies: dict[str, BlockCopy] = {}
         self.shortage = (0, 0)
+        self.host_pool = BlockPool(config.num_host_blocks + 1)
+        self.host_tables: dict[str, list[int]] = {}
+        self.host_shortage = (0, 0)
+        self.swap_outs: list[BlockSwap] = []
+        self.swap_ins: list[BlockSwap] = []
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
@@ -50,11 +55,18 @@ class KVCacheManager:
         return hits
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
+        self,
+        request: Request,
+        num_new_tokens: int,
+        computed_blocks: Sequence[int] = (),
+        num_external_tokens: int = 0,
     ) -> list[int] | None:
         request_id = request.request_id
         table = self.block_tables.get(request_id)
-        num_computed_tokens = request.num_computed_tokens + len(computed_blocks) * self.block_size
+        num_computed_tokens = request.num_computed_tokens
+        if table is None:
+            num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
+            num_computed_tokens = max(num_computed_tokens, num_found_tokens)
         num_tokens = num_computed_tokens + num_new_tokens
         first_written = num_computed_tokens // self.block_size
         is_shared = (
@@ -62,7 +74,10 @@ class KVCacheManager:
             and first_written < len(table)
             and self.block_pool.ref_count[table[first_written]] > 1
         )
-        fills_no_block = first_written == num_tokens // self.block_size
+        # Not only this step fills blocks: drafts that were accepted in the last one can have filled one, too.
+        fills_no_block = not self.enable_caching or (
+            num_tokens // self.block_size <= self.num_cached_blocks.get(request_id, 0)
+        )
         if (
             table is not None
             and fills_no_block
@@ -89,6 +104,8 @@ class KVCacheManager:
         if table is None:
             table = self.block_tables[request_id] = []
         table.extend(new_blocks)
+        if request_id in self.host_tables:
+            self._swap_in(request_id, table, first=len(computed_blocks))
         self._cache_full_blocks(request, table, min(num_tokens, request.num_tokens) // self.block_size)
         return new_blocks
 
@@ -128,6 +145,27 @@ class KVCacheManager:
             num_prompt_blocks = parent.num_prompt_tokens // self.block_size
             self.block_hashes[sibling_id] = self._block_hashes(parent, num_prompt_blocks)[:num_prompt_blocks]
 
+    def swap_out(self, request: Request) -> bool:
+        table = self.block_tables[request.request_id][: cdiv(request.num_computed_tokens, self.block_size)]
+        copy = self.block_copies.get(request.request_id)
+        if copy is not None:
+            table[copy.index] = copy.source  # the copy would have been made after the swap-outs of this step
+        self.host_shortage = (len(table), self.host_pool.num_free_blocks)
+        if len(table) > self.host_pool.num_free_blocks:
+            return False
+        self.free(request)
+        host_table = self.host_pool.get_new_blocks(len(table))
+        self.host_tables[request.request_id] = host_table
+        self.swap_outs += map(BlockSwap, table, host_table)
+        return True
+
+    def _swap_in(self, request_id: str, table: list[int], first: int) -> None:
+        """Bring back the saved blocks from index `first` on: those before it were found in the prefix cache."""
+        host_table = self.host_tables.pop(request_id)
+        self.swap_ins += map(BlockSwap, table[first : len(host_table)], host_table[first:])
+        host_table.reverse()
+        self.host_pool.free_blocks(host_table)
+
     def get_block_copy(self, request_id: str) -> BlockCopy | None:
         return self.block_copies.get(request_id)
 
@@ -143,12 +181,17 @@ class KVCacheManager:
             self.block_copies,
         ):
             per_request.pop(request.request_id, None)
+        host_table = self.host_tables.pop(request.request_id, None)
+        if host_table is not None:
+            self.host_pool.free_blocks(host_table[::-1])
         if request.is_finished:
             self.block_hashes.pop(request.request_id, None)
 
     def begin_step(self) -> None:
         self.cached_before_step.clear()
         self.block_copies.clear()
+        self.swap_outs.clear()
+        self.swap_ins.clear()
         self.block_pool.evicted.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
@@ -178,10 +221,16 @@ class KVCacheManager:
             free_order=tuple(pool.get_free_order()),
             hashes=self.hex_hashes.update(pool.block_hash),
             evicted=tuple(pool.evicted),
+            host_tables={request_id: tuple(table) for request_id, table in self.host_tables.items()},
         )
 
     def check_integrity(self) -> None:
         self.block_pool.check_integrity()
+        self.host_pool.check_integrity()
+        saved = sum(map(len, self.host_tables.values()))
+        assert saved + self.host_pool.num_free_blocks + 1 == self.host_pool.num_blocks, (
+            "a host block is neither free nor in a table"
+        )
         holders = [0] * self.block_pool.num_blocks
         for request_id, table in self.block_tables.items():
             for block in table:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from fast.attention import AttentionMetadata
+from fast.block_transfer import BlockTransfer
 from fast.models import get_model_class
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig, cdiv
@@ -270,17 +271,18 @@ class ModelRunner:
             (torch.from_numpy(np.zeros(shape, np.float32)), torch.from_numpy(np.zeros(shape, np.float32)))
             for _ in range(model.num_hidden_layers)
         ]
+        self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
         self._batch = _InputBatch(config)
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens' K and V, and the next token of each request that has caught up."""
         self._update_states(schedule)
+        with torch.inference_mode():
+            self.block_transfer.execute(schedule)  # also in a step that does nothing but preempt
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
         step = self._prepare_inputs(schedule)
         with torch.inference_mode():
-            if schedule.block_copies:
-                self._copy_blocks(schedule)
             # hidden is [T, C]
             hidden = self.model.forward(step.input_ids, step.positions, self.kv_caches, step.attention)
             if not len(step.sampling_rows):
@@ -316,15 +318,6 @@ class ModelRunner:
             sequences=np.where(is_sibling, indices, 0),
             drafts=drafts,
         )
-
-    def _copy_blocks(self, schedule: SchedulerOutput) -> None:
-        """Copy-on-write in every layer, before anything is written. No copy reads what another one of the step wrote:
-        a shared block was filled in an earlier step."""
-        sources = torch.tensor([copy.source for copy in schedule.block_copies])  # [copies]
-        targets = torch.tensor([copy.target for copy in schedule.block_copies])  # [copies]
-        for caches in self.kv_caches:
-            for cache in caches:
-                cache.index_copy_(0, targets, cache.index_select(0, sources))  # [copies, B, Hkv, D]
 
     def _update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted, or an id that is used again, comes back as new."""

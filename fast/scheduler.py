@@ -2,22 +2,18 @@
 
 What differs is what a decision costs:
 
-- The waiting queue is a deque (FCFS) or a heap (priority), so that admitting one of 10,000 waiting requests does not
-  move the others.
-- A victim leaves the plan by key, and finished requests leave the running list in one pass a step, instead of a search
-  through a list for each.
+- A victim leaves the plan by key, instead of a search through a list.
 - Each request carries the number of tokens the runner has seen, so that a decode step sends one token and builds no
   slice of the whole sequence.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from reference.contracts.config import EngineConfig, cdiv
+from fast.request_table import RequestTable
+from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import KVCacheManager
 from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
@@ -27,63 +23,7 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
-
-
-class _FcfsQueue:
-    """Waiting requests in order of arrival; a preempted one comes back to the head."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, request: Request) -> None:
-        self._queue.append(request)
-
-    def add_first(self, request: Request) -> None:
-        self._queue.appendleft(request)
-
-    def peek(self) -> Request:
-        return self._queue[0]
-
-    def pop(self) -> Request:
-        return self._queue.popleft()
-
-    def remove(self, request: Request) -> None:
-        self._queue.remove(request)
-
-    def in_order(self) -> list[Request]:
-        return list(self._queue)
-
-
-class _PriorityQueue:
-    """Waiting requests by (priority, arrival, id), in a heap. Keys are unique, so requests are never compared."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, tuple[int, int], str], Request]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, request: Request) -> None:
-        heapq.heappush(self._heap, (request.sort_key, request))
-
-    add_first = add
-
-    def peek(self) -> Request:
-        return self._heap[0][1]
-
-    def pop(self) -> Request:
-        return heapq.heappop(self._heap)[1]
-
-    def remove(self, request: Request) -> None:
-        self._heap.remove((request.sort_key, request))
-        heapq.heapify(self._heap)
-
-    def in_order(self) -> list[Request]:
-        return [request for _, request in sorted(self._heap)]
+from reference.contracts.trace import SchedulerNotes
 
 
 @dataclass
@@ -94,43 +34,23 @@ class _Plan:
     chunk_limit: int
     num_tokens: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    num_cached_tokens: dict[str, int] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
 
 
-class Scheduler:
+class Scheduler(RequestTable):
     """See `contracts.protocols.Scheduler` for the rules of each method."""
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
-        self.config = config.scheduler
-        self.by_priority = config.scheduler.scheduling_policy == "priority"
-        self.cache_config = config.cache
+        super().__init__(config, kv_cache_manager)
         self.max_total_tokens = config.max_total_tokens
-        self.kv_cache_manager = kv_cache_manager
-        self.requests: dict[str, Request] = {}
-        self.running: list[Request] = []
-        self.waiting: _FcfsQueue | _PriorityQueue
-        self.waiting = _PriorityQueue() if self.by_priority else _FcfsQueue()
-        self.finished_req_ids: list[str] = []
-        self.num_tokens_sent: dict[str, int] = {}
         self.step = 0
         self.notes: SchedulerNotes | None = None
-
-    def add_request(self, request: Request) -> None:
-        if request.request_id in self.requests:
-            raise ValueError(f"A request with the id {request.request_id!r} is already in the engine.")
-        num_blocks = cdiv(request.num_tokens, self.cache_config.block_size)
-        if num_blocks > self.cache_config.num_usable_blocks:
-            raise ValueError(
-                f"The prompt of {request.num_tokens} tokens needs {num_blocks} KV cache blocks, but the whole pool has "
-                f"{self.cache_config.num_usable_blocks}; raise num_blocks or kv_cache_memory."
-            )
-        self.requests[request.request_id] = request
-        self.waiting.add(request)
 
     def schedule(self) -> SchedulerOutput:
         self.kv_cache_manager.begin_step()
         threshold = self.config.long_prefill_token_threshold
-        has_company = len(self.running) + len(self.waiting) >= 2
+        has_company = len(self.requests) >= 2
         plan = _Plan(
             token_budget=self.config.max_num_batched_tokens,
             chunk_limit=threshold if threshold and has_company else self.config.max_num_batched_tokens,
@@ -138,8 +58,8 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
-        elif self.notes is not None:
-            self.notes.refuse_after_preemption(self.waiting.peek())
+        elif self.notes is not None and (request := self._next_request()) is not None:
+            self.notes.refuse_after_preemption(request)
         return self._commit(plan)
 
     def _schedule_running(self, plan: _Plan) -> None:
@@ -150,7 +70,7 @@ class Scheduler:
             request = self.running[index]
             num_computed_tokens = request.num_computed_tokens
             num_new_tokens = min(
-                request.num_tokens - num_computed_tokens,
+                request.num_tokens_with_spec - num_computed_tokens,
                 plan.chunk_limit,
                 plan.token_budget,
                 last_position - num_computed_tokens,
@@ -173,34 +93,60 @@ class Scheduler:
             index += 1
 
     def _schedule_waiting(self, plan: _Plan) -> None:
-        block_size = self.cache_config.block_size
-        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.peek()
-            computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
-            num_cached_tokens = len(computed_blocks) * block_size
-            num_new_tokens = request.num_tokens - num_cached_tokens
-            if plan.chunk_limit < self.config.max_num_batched_tokens:
-                num_new_tokens = min(num_new_tokens, plan.chunk_limit)
-            if num_new_tokens > plan.token_budget:
-                if not self.config.enable_chunked_prefill:
-                    if self.notes is not None:
-                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
-                    return
-                num_new_tokens = plan.token_budget
-            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
-            if new_blocks is None:
-                if self.notes is not None:
-                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
+        while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self._next_request()
+            if request is None or not self._admit(request, plan):
                 return
-            self.running.append(self.waiting.pop())
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_cached_tokens
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = num_cached_tokens
-            plan.num_tokens[request.request_id] = num_new_tokens
-            plan.token_budget -= num_new_tokens
-        if self.notes is not None and self.waiting:
-            self.notes.refuse_all(self.waiting.peek(), plan.token_budget, self.config.max_num_seqs)
+        if self.notes is not None and (request := self._next_request()) is not None:
+            self.notes.refuse_all(request, plan.token_budget, self.config.max_num_seqs)
+
+    def _admit(self, request: Request, plan: _Plan) -> bool:
+        """Give a waiting or swapped request its first tokens of this step; False when it does not fit."""
+        hits = self.kv_cache_manager.get_computed_blocks(request)
+        num_cached_tokens = len(hits) * self.cache_config.block_size
+        queue = self._queue_of(request)
+        num_external_tokens = 0
+        if queue is self.waiting:
+            num_external_tokens = self.kv_connector.get_num_new_matched_tokens(request, num_cached_tokens)
+        num_computed_tokens = max(request.num_computed_tokens, num_cached_tokens + num_external_tokens)
+        num_new_tokens = request.num_tokens - num_computed_tokens
+        if plan.chunk_limit < self.config.max_num_batched_tokens:
+            num_new_tokens = min(num_new_tokens, plan.chunk_limit)
+        if num_new_tokens > plan.token_budget:
+            if not self.config.enable_chunked_prefill:
+                if self.notes is not None:
+                    self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
+                return False
+            num_new_tokens = plan.token_budget
+        is_partial = num_computed_tokens + num_new_tokens < request.num_tokens
+        if is_partial and self.config.max_num_partial_prefills and self._has_partial_prefills(plan):
+            if self.notes is not None:
+                self.notes.refuse_partial_prefill(request, self.config.max_num_partial_prefills)
+            return False
+        new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, hits, num_external_tokens)
+        if new_blocks is None:
+            if self.notes is not None:
+                self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
+            return False
+        self.running.append(queue.pop())
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_computed_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached_tokens + num_external_tokens
+        self.kv_connector.update_state_after_alloc(request, new_blocks, num_external_tokens)
+        plan.num_tokens[request.request_id] = num_new_tokens
+        plan.num_cached_tokens[request.request_id] = num_cached_tokens
+        plan.token_budget -= num_new_tokens
+        return True
+
+    def _has_partial_prefills(self, plan: _Plan) -> bool:
+        """Whether as many requests as allowed are left in the middle of their known tokens by this step."""
+        partial = [
+            request
+            for request in self.running
+            if request.num_computed_tokens + plan.num_tokens.get(request.request_id, 0) < request.num_tokens
+        ]
+        return len(partial) >= self.config.max_num_partial_prefills
 
     def _victim_position(self) -> int:
         if self.by_priority:
@@ -212,21 +158,28 @@ class Scheduler:
         plan.token_budget += plan.num_tokens.pop(victim.request_id, 0)
         plan.preempted.append(victim.request_id)
         self.kv_cache_manager.withdraw(victim)
-        self.kv_cache_manager.free(victim)
         self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
-        victim.status = RequestStatus.PREEMPTED
-        victim.lose_blocks()
         victim.num_preemptions += 1
-        self.waiting.add_first(victim)
+        if self.config.preemption_mode == "swap" and self.kv_cache_manager.swap_out(victim):
+            victim.status = RequestStatus.SWAPPED
+            victim.leave_running()
+        else:
+            self.kv_cache_manager.free(victim)
+            victim.status = RequestStatus.PREEMPTED
+            victim.lose_blocks()
+        if self.notes is not None and self.config.preemption_mode == "swap":
+            self.notes.swap(victim, self.kv_cache_manager.host_shortage)
+        self._queue_of(victim).add_first(victim)
 
     def _commit(self, plan: _Plan) -> SchedulerOutput:
-        new, running = [], []
+        new, running, drafts, bitmasks = [], [], {}, {}
         get_block_copy = self.kv_cache_manager.get_block_copy
         for request_id, num_tokens in plan.num_tokens.items():
             request = self.requests[request_id]
             if request_id not in self.num_tokens_sent:
                 block_ids = self.kv_cache_manager.get_block_ids(request_id)
-                new.append(NewRequestData.from_request(request, block_ids))
+                num_cached_tokens = plan.num_cached_tokens.get(request_id, 0)
+                new.append(NewRequestData.from_request(request, block_ids, num_cached_tokens))
             else:
                 running.append(
                     RunningRequestData(
@@ -237,8 +190,15 @@ class Scheduler:
                         get_block_copy(request_id),
                     )
                 )
+            end = request.num_computed_tokens + num_tokens
+            if request.spec_token_ids:
+                if end > request.num_tokens:
+                    drafts[request_id] = tuple(request.spec_token_ids[: end - request.num_tokens])
+                request.spec_token_ids = []
+            if request.grammar is not None and end >= request.num_tokens:
+                bitmasks[request_id] = request.grammar.bitmask(drafts.get(request_id, ()))
             self.num_tokens_sent[request_id] = request.num_tokens
-            request.num_computed_tokens += num_tokens
+            request.num_computed_tokens = end
         finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
         step, self.step = self.step, self.step + 1
         return SchedulerOutput(
@@ -249,6 +209,10 @@ class Scheduler:
             preempted_req_ids=tuple(plan.preempted),
             finished_req_ids=finished_req_ids,
             block_copies=tuple(filter(None, map(get_block_copy, plan.num_tokens))),
+            swap_outs=tuple(self.kv_cache_manager.swap_outs),
+            swap_ins=tuple(self.kv_cache_manager.swap_ins),
+            scheduled_spec_decode_tokens=drafts,
+            grammar_bitmasks=bitmasks,
         )
 
     def update_from_output(
@@ -269,8 +233,11 @@ class Scheduler:
                 continue
             if request_id in output.sibling_token_ids:
                 siblings += self._fork(request, output.sibling_token_ids[request_id])
-            token_ids = output.sampled_token_ids.get(request_id)
-            if token_ids:
+            token_ids = output.sampled_token_ids.get(request_id, ())
+            if request_id in schedule.scheduled_spec_decode_tokens:
+                num_drafts = len(schedule.scheduled_spec_decode_tokens[request_id])
+                request.num_computed_tokens -= num_drafts + 1 - len(token_ids)
+            if token_ids or request_id in output.prompt_logprobs:
                 outputs.append(self._append_tokens(request, token_ids, output))
                 if request.is_finished:
                     finished.append(request)
@@ -291,9 +258,17 @@ class Scheduler:
         for token_id in token_ids:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
+                request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
                 break
-        logprobs = output.logprobs.get(request.request_id, ())
-        return EngineCoreOutput.from_request(request, taken, logprobs=logprobs)
+        else:
+            if request.request_id in output.draft_token_ids:
+                request.take_drafts(output.draft_token_ids[request.request_id], self.max_total_tokens)
+        return EngineCoreOutput.from_request(
+            request,
+            taken,
+            logprobs=output.logprobs.get(request.request_id, ()),
+            prompt_logprobs=output.prompt_logprobs.get(request.request_id),
+        )
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
@@ -305,17 +280,6 @@ class Scheduler:
             siblings.append((sibling, token_id))
         return siblings
 
-    def _place(self, siblings: list[Request]) -> None:
-        """Siblings run if there are slots; the others keep their token and wait, ahead of later arrivals."""
-        num_slots = self.config.max_num_seqs - len(self.running)
-        for sibling in siblings[:num_slots]:
-            sibling.status = RequestStatus.RUNNING
-            self.running.append(sibling)
-        for sibling in reversed(siblings[num_slots:]):
-            self.kv_cache_manager.free(sibling)
-            sibling.lose_blocks()
-            self.waiting.add_first(sibling)
-
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         failed = [self.requests[r] for r in schedule.num_scheduled_tokens if r in self.requests]
@@ -323,6 +287,10 @@ class Scheduler:
             self.kv_cache_manager.withdraw(request)
             outputs += self._end_with_error(request, reason)
         self._finish(failed)
+        for request_id in schedule.preempted_req_ids:
+            victim = self.requests.get(request_id)
+            if victim is not None and victim.status is RequestStatus.SWAPPED:
+                self._forget_swap(victim)  # nobody knows whether its blocks were saved before the step failed
         # The runner may have failed before it forgot these; hearing of them twice does no harm.
         self.finished_req_ids += [*schedule.finished_req_ids, *schedule.preempted_req_ids]
         return outputs
@@ -334,50 +302,3 @@ class Scheduler:
         output = EngineCoreOutput.from_request(request, (), reason)
         ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
         return [replace(output, request_id=request_id) for request_id in ids]
-
-    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
-        finished = []
-        for request_id in request_ids:
-            request = self.requests.get(request_id)
-            if request is not None and not request.is_finished:
-                if request.status is not RequestStatus.RUNNING:
-                    self.waiting.remove(request)
-                request.status = status
-                finished.append(request)
-        self._finish(finished)
-
-    def _finish(self, finished: list[Request]) -> None:
-        """Take finished requests out of every table; those that waited have already left their queue."""
-        if not finished:
-            return
-        self.running = [request for request in self.running if not request.is_finished]
-        for request in finished:
-            self.kv_cache_manager.free(request)
-            self.num_tokens_sent.pop(request.request_id, None)
-            del self.requests[request.request_id]
-            self.finished_req_ids.append(request.request_id)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
-
-    def snapshot(self) -> SchedulerSnapshot:
-        return SchedulerSnapshot.of(
-            self.running, self.waiting.in_order(), (), self.kv_cache_manager.snapshot()
-        )
-
-    def check_integrity(self) -> None:
-        """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""
-        waiting = self.waiting.in_order()
-        queued = [request.request_id for request in (*self.running, *waiting)]
-        assert sorted(queued) == sorted(self.requests), "a request is in no queue, or in two"
-        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
-        for request in self.running:
-            num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
-            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), (
-                "table and tokens differ"
-            )
-        for request in waiting:
-            assert not self.kv_cache_manager.get_block_ids(request.request_id), (
-                "a waiting request holds blocks"
-            )
-        self.kv_cache_manager.check_integrity()

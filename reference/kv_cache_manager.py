@@ -2,7 +2,8 @@
 
 Token position p of a request lives in physical block `table[p // block_size]`, at offset `p % block_size`. Until the
 request is freed its table grows at its end, and one entry may be replaced: that of a partly filled block which siblings
-share, when the first of them writes to it (copy-on-write).
+share, when the first of them writes to it (copy-on-write). A request that is swapped out has a table of blocks of the
+host pool instead, until it comes back.
 
     table   [ hit ......... | registered ...... | written, not full yet | reserved ]
               from the cache  findable by others  tail of the sequence    this step writes here
@@ -19,7 +20,7 @@ from reference.block_pool import BlockPool
 from reference.contracts.block_hash import ROOT_HASH, extra_keys, hash_block
 from reference.contracts.config import CacheConfig, cdiv
 from reference.contracts.request import Request
-from reference.contracts.schedule import BlockCopy
+from reference.contracts.schedule import BlockCopy, BlockSwap
 from reference.contracts.trace import CacheSnapshot, HexHashes
 
 
@@ -37,6 +38,11 @@ class KVCacheManager:
         self.registered_in_step: dict[str, list[int]] = {}
         self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
         self.shortage = (0, 0)
+        self.host_pool = BlockPool(config.num_host_blocks + 1)  # nothing in it is ever looked up by hash
+        self.host_tables: dict[str, list[int]] = {}
+        self.host_shortage = (0, 0)
+        self.swap_outs: list[BlockSwap] = []  # planned in this step
+        self.swap_ins: list[BlockSwap] = []
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
@@ -53,11 +59,15 @@ class KVCacheManager:
         return hits
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
+        self,
+        request: Request,
+        num_new_tokens: int,
+        computed_blocks: Sequence[int] = (),
+        num_external_tokens: int = 0,
     ) -> list[int] | None:
         table = self.block_tables.get(request.request_id, [])
-        num_hit_tokens = len(computed_blocks) * self.block_size
-        num_tokens = request.num_computed_tokens + num_hit_tokens + num_new_tokens
+        num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
+        num_tokens = max(request.num_computed_tokens, num_found_tokens) + num_new_tokens
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
         shared = self._shared_block_to_write(request, table)
         # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
@@ -75,6 +85,8 @@ class KVCacheManager:
         self.block_tables.setdefault(request.request_id, []).extend(new_blocks)
         if computed_blocks:
             self.num_cached_blocks[request.request_id] = len(computed_blocks)
+        if request.request_id in self.host_tables:
+            self._swap_in(request, first=len(computed_blocks))
         self._cache_full_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
 
@@ -125,6 +137,27 @@ class KVCacheManager:
         self.block_tables[sibling.request_id] = list(table)
         self.num_cached_blocks[sibling.request_id] = self.num_cached_blocks.get(parent.request_id, 0)
 
+    def swap_out(self, request: Request) -> bool:
+        table = self.block_tables[request.request_id][: cdiv(request.num_computed_tokens, self.block_size)]
+        if (copy := self.get_block_copy(request.request_id)) is not None:
+            table[copy.index] = copy.source  # the copy would have been made after the swap-outs of this step
+        num_free = self.host_pool.get_num_free_blocks()
+        self.host_shortage = (len(table), num_free)
+        if len(table) > num_free:
+            return False
+        self.free(request)
+        host_table = self.host_pool.get_new_blocks(len(table))
+        self.host_tables[request.request_id] = host_table
+        self.swap_outs += map(BlockSwap, table, host_table)
+        return True
+
+    def _swap_in(self, request: Request, first: int) -> None:
+        """Bring back the saved blocks from index `first` on: those before it were found in the prefix cache."""
+        host_table = self.host_tables.pop(request.request_id)
+        table = self.block_tables[request.request_id][: len(host_table)]
+        self.swap_ins += map(BlockSwap, table[first:], host_table[first:])
+        self.host_pool.free_blocks(host_table[::-1])
+
     def get_block_copy(self, request_id: str) -> BlockCopy | None:
         return self.block_copies.get(request_id)
 
@@ -135,10 +168,13 @@ class KVCacheManager:
         self.num_cached_blocks.pop(request.request_id, None)
         self.registered.pop(request.request_id, None)
         self.registered_in_step.pop(request.request_id, None)
+        self.host_pool.free_blocks(self.host_tables.pop(request.request_id, [])[::-1])
 
     def begin_step(self) -> None:
         self.registered_in_step.clear()
         self.block_copies.clear()
+        self.swap_outs.clear()
+        self.swap_ins.clear()
         self.block_pool.evicted.clear()
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
@@ -164,10 +200,16 @@ class KVCacheManager:
             free_order=tuple(pool.get_free_order()),
             hashes=self.hex_hashes.update(pool.block_hash),
             evicted=tuple(pool.evicted),
+            host_tables={request_id: tuple(table) for request_id, table in self.host_tables.items()},
         )
 
     def check_integrity(self) -> None:
         self.block_pool.check_integrity()
+        self.host_pool.check_integrity()
+        saved = sum(map(len, self.host_tables.values()))
+        assert saved + self.host_pool.get_num_free_blocks() + 1 == self.host_pool.num_blocks, (
+            "a host block is neither free nor in a table"
+        )
         holders = [0] * self.block_pool.num_blocks
         for table in self.block_tables.values():
             for block in table:

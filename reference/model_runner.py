@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reference.attention import AttentionMetadata
+from reference.block_transfer import BlockTransfer
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import top_logprobs
 from reference.contracts.protocols import Checkpoint
@@ -105,14 +106,15 @@ class ModelRunner:
             (np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32))
             for _ in range(model.num_hidden_layers)
         ]
+        self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
         self._states: dict[str, _RequestState] = {}
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens' K and V, and the next token of each request that has caught up."""
         self._update_states(schedule)
+        self.block_transfer.execute(schedule)  # also in a step that does nothing but preempt
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
-        self._copy_blocks(schedule)
         batch = self._prepare_inputs(schedule)
         # hidden is [T, C]
         hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention)
@@ -133,13 +135,6 @@ class ModelRunner:
                 siblings = range(1, state.sampling_params.n)
                 draws += [_Draw(request_id, rows[0], sequence, ()) for sequence in siblings]
         return draws
-
-    def _copy_blocks(self, schedule: SchedulerOutput) -> None:
-        """Copy-on-write: one after the other, in every layer, before anything is written."""
-        for copy in schedule.block_copies:
-            for k_cache, v_cache in self.kv_caches:
-                k_cache[copy.target] = k_cache[copy.source]  # [B, Hkv, D]
-                v_cache[copy.target] = v_cache[copy.source]  # [B, Hkv, D]
 
     def _update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted earlier, or an id that is used again, comes back as new."""

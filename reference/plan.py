@@ -21,13 +21,22 @@ class Plan:
     requests: list[Request] = field(default_factory=list)  # in scheduling order
     num_tokens: dict[str, int] = field(default_factory=dict)
     new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    num_cached_tokens: dict[str, int] = field(default_factory=dict)  # of those admitted in this step
     preempted: list[Request] = field(default_factory=list)
 
-    def add(self, request: Request, num_tokens: int, new_blocks: Iterable[int]) -> None:
+    def add(
+        self,
+        request: Request,
+        num_tokens: int,
+        new_blocks: Iterable[int],
+        num_cached_tokens: int | None = None,
+    ) -> None:
         self.requests.append(request)
         self.num_tokens[request.request_id] = num_tokens
         self.new_blocks[request.request_id] = tuple(new_blocks)
         self.token_budget -= num_tokens
+        if num_cached_tokens is not None:
+            self.num_cached_tokens[request.request_id] = num_cached_tokens
 
     def take_back(self, victim: Request) -> None:
         """A victim that was already scheduled in this step gives its share of the budget back."""

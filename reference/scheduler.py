@@ -1,23 +1,22 @@
 """Who computes how many tokens in this step.
 
-There is neither a prefill nor a decode phase. Every request has `num_computed_tokens` chasing `num_tokens`; a step
-gives each request some of the tokens it is behind, within one budget for all. Chunked prefill, continuous batching and
-prefix caching are nothing but values of these two numbers (the note that opens `schedule()` in vLLM v1,
-`vllm/v1/core/sched/scheduler.py`).
+There is neither a prefill nor a decode phase. Every request has `num_computed_tokens` chasing `num_tokens_with_spec`; a
+step gives each request some of the tokens it is behind, within one budget for all. Chunked prefill, continuous
+batching, prefix caching and speculation are nothing but values of these two numbers (the note that opens `schedule()`
+in vLLM v1, `vllm/v1/core/sched/scheduler.py`).
 
 Order of decisions, which is the contract of both tiers:
 
 1. running requests, in order; if blocks are short, the lowest-ranked running request is preempted;
-2. only if nobody was preempted: waiting requests, until one does not fit.
+2. only if nobody was preempted: swapped and waiting requests, until one does not fit.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import replace
 
-from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import KVCacheManager
 from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
@@ -27,51 +26,24 @@ from reference.contracts.schedule import (
     RunningRequestData,
     SchedulerOutput,
 )
-from reference.contracts.trace import SchedulerNotes, SchedulerSnapshot
+from reference.contracts.trace import SchedulerNotes
 from reference.plan import Plan
+from reference.request_table import RequestTable
 
 
-class Scheduler:
+class Scheduler(RequestTable):
     """See `contracts.protocols.Scheduler` for the rules of each method."""
 
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
-        self.config = config.scheduler
-        self.by_priority = config.scheduler.scheduling_policy == "priority"
-        self.cache_config = config.cache
+        super().__init__(config, kv_cache_manager)
         self.max_total_tokens = config.max_total_tokens
-        self.kv_cache_manager = kv_cache_manager
-        self.requests: dict[str, Request] = {}
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []  # the head is admitted next
-        self.finished_req_ids: list[str] = []  # since the last schedule()
-        self.num_tokens_sent: dict[str, int] = {}  # tokens of each running request that the runner has seen
         self.step = 0
         self.notes: SchedulerNotes | None = None
-
-    def add_request(self, request: Request) -> None:
-        if request.request_id in self.requests:
-            raise ValueError(f"A request with the id {request.request_id!r} is already in the engine.")
-        num_blocks = cdiv(request.num_tokens, self.cache_config.block_size)
-        if num_blocks > self.cache_config.num_usable_blocks:
-            raise ValueError(
-                f"The prompt of {request.num_tokens} tokens needs {num_blocks} KV cache blocks, but the whole pool has "
-                f"{self.cache_config.num_usable_blocks}; raise num_blocks or kv_cache_memory."
-            )
-        self.requests[request.request_id] = request
-        self._enqueue(request)
-
-    def _enqueue(self, request: Request, front: bool = False) -> None:
-        if self.by_priority:
-            insort(self.waiting, request, key=lambda r: r.sort_key)
-        elif front:
-            self.waiting.insert(0, request)
-        else:
-            self.waiting.append(request)
 
     def schedule(self) -> SchedulerOutput:
         self.kv_cache_manager.begin_step()
         # A lone request gains nothing from short chunks: nobody waits behind it.
-        has_company = len(self.running) + len(self.waiting) >= 2
+        has_company = len(self.requests) >= 2
         plan = Plan(
             token_budget=self.config.max_num_batched_tokens,
             chunk_limit=self.config.long_prefill_token_threshold if has_company else 0,
@@ -79,20 +51,19 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
-        elif self.notes is not None:
-            self.notes.refuse_after_preemption(self.waiting[0])
+        elif self.notes is not None and (request := self._next_request()) is not None:
+            self.notes.refuse_after_preemption(request)
         return self._commit(plan)
 
     def _schedule_running(self, plan: Plan) -> None:
         index = 0  # running[:index] have their tokens, running[index:] are still to be served
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
+            num_computed_tokens = request.num_computed_tokens
             num_new_tokens = min(
-                plan.clamp_chunk(request.num_tokens - request.num_computed_tokens),
+                plan.clamp_chunk(request.num_tokens_with_spec - num_computed_tokens),
                 plan.token_budget,
-                self.config.max_model_len
-                - 1
-                - request.num_computed_tokens,  # the very last token needs no KV
+                self.config.max_model_len - 1 - num_computed_tokens,  # the very last token needs no KV
             )
             while (new_blocks := self.kv_cache_manager.allocate_slots(request, num_new_tokens)) is None:
                 victim = self._choose_victim()
@@ -109,31 +80,59 @@ class Scheduler:
             index += 1
 
     def _schedule_waiting(self, plan: Plan) -> None:
-        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            computed_blocks = self.kv_cache_manager.get_computed_blocks(request)
-            num_cached_tokens = len(computed_blocks) * self.cache_config.block_size
-            num_new_tokens = plan.clamp_chunk(request.num_tokens - num_cached_tokens)
-            if num_new_tokens > plan.token_budget:
-                if not self.config.enable_chunked_prefill:
-                    if self.notes is not None:
-                        self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
-                    return  # a long prompt at the head is not overtaken by short ones behind it
-                num_new_tokens = plan.token_budget
-            new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, computed_blocks)
-            if new_blocks is None:
-                if self.notes is not None:
-                    self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
+        while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self._next_request()
+            if request is None or not self._admit(request, plan):
                 return
-            self.waiting.pop(0)
-            self.running.append(request)
-            request.status = RequestStatus.RUNNING
-            request.num_computed_tokens = num_cached_tokens
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = num_cached_tokens
-            plan.add(request, num_new_tokens, new_blocks)
-        if self.notes is not None and self.waiting:
-            self.notes.refuse_all(self.waiting[0], plan.token_budget, self.config.max_num_seqs)
+        if self.notes is not None and (request := self._next_request()) is not None:
+            self.notes.refuse_all(request, plan.token_budget, self.config.max_num_seqs)
+
+    def _admit(self, request: Request, plan: Plan) -> bool:
+        """Give a waiting or swapped request its first tokens of this step; False when it does not fit.
+
+        That ends admission: nobody overtakes the head of the queue.
+        """
+        hits = self.kv_cache_manager.get_computed_blocks(request)
+        num_cached_tokens = len(hits) * self.cache_config.block_size
+        is_swapped = request.status is RequestStatus.SWAPPED
+        num_external_tokens = (
+            0 if is_swapped else self.kv_connector.get_num_new_matched_tokens(request, num_cached_tokens)
+        )
+        # A swapped request has computed tokens already; the cache may know even more of them by now.
+        num_computed_tokens = max(request.num_computed_tokens, num_cached_tokens + num_external_tokens)
+        num_new_tokens = plan.clamp_chunk(request.num_tokens - num_computed_tokens)
+        if num_new_tokens > plan.token_budget and not self.config.enable_chunked_prefill:
+            if self.notes is not None:
+                self.notes.refuse_whole_prompt(request, num_new_tokens, plan.token_budget)
+            return False
+        num_new_tokens = min(num_new_tokens, plan.token_budget)
+        if num_computed_tokens + num_new_tokens < request.num_tokens and self._has_partial_prefills(plan):
+            if self.notes is not None:
+                self.notes.refuse_partial_prefill(request, self.config.max_num_partial_prefills)
+            return False
+        new_blocks = self.kv_cache_manager.allocate_slots(request, num_new_tokens, hits, num_external_tokens)
+        if new_blocks is None:
+            if self.notes is not None:
+                self.notes.refuse_for_blocks(request, self.kv_cache_manager.shortage)
+            return False
+        self._queue_of(request).remove(request)
+        self.running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_computed_tokens
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached_tokens + num_external_tokens
+        self.kv_connector.update_state_after_alloc(request, new_blocks, num_external_tokens)
+        plan.add(request, num_new_tokens, new_blocks, num_cached_tokens)
+        return True
+
+    def _has_partial_prefills(self, plan: Plan) -> bool:
+        """Whether as many requests as allowed are left in the middle of their known tokens by this step."""
+        partial = [
+            request
+            for request in self.running
+            if request.num_computed_tokens + plan.num_tokens.get(request.request_id, 0) < request.num_tokens
+        ]
+        return 0 < self.config.max_num_partial_prefills <= len(partial)
 
     def _choose_victim(self) -> Request:
         if self.by_priority:
@@ -141,44 +140,61 @@ class Scheduler:
         return self.running[-1]
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
-        """Preemption by recompute: blocks are freed, outputs are kept, and everything is computed again later."""
+        """Take a running request's blocks. It keeps its output, and its K and V too if the host pool has room."""
         plan.take_back(victim)
         # Blocks it registered in this very step were never computed, so nobody may find them.
         self.kv_cache_manager.withdraw(victim)
-        self.kv_cache_manager.free(victim)
         self.running.remove(victim)
         self.num_tokens_sent.pop(victim.request_id, None)  # the runner forgets it, and gets it anew
-        victim.status = RequestStatus.PREEMPTED
-        victim.lose_blocks()
         victim.num_preemptions += 1
+        if self.config.preemption_mode == "swap" and self.kv_cache_manager.swap_out(victim):
+            victim.status = RequestStatus.SWAPPED
+            victim.leave_running()
+        else:
+            self.kv_cache_manager.free(victim)
+            victim.status = RequestStatus.PREEMPTED
+            victim.lose_blocks()
+        if self.notes is not None and self.config.preemption_mode == "swap":
+            self.notes.swap(victim, self.kv_cache_manager.host_shortage)
         self._enqueue(victim, front=True)
 
     def _commit(self, plan: Plan) -> SchedulerOutput:
         """Write the plan down for the runner, and count its tokens as computed: the next plan starts from there."""
-        new, running = [], []
+        new, running, drafts, bitmasks = [], [], {}, {}
         for request in plan.requests:
-            request_id = request.request_id
+            request_id, start = request.request_id, request.num_computed_tokens
+            end = start + plan.num_tokens[request_id]
             if request_id not in self.num_tokens_sent:  # admitted now, or a sibling in its first step
                 block_ids = self.kv_cache_manager.get_block_ids(request_id)
-                new.append(NewRequestData.from_request(request, block_ids))
+                num_cached_tokens = plan.num_cached_tokens.get(request_id, 0)
+                new.append(NewRequestData.from_request(request, block_ids, num_cached_tokens))
             else:
                 running.append(
                     RunningRequestData(
                         request_id=request_id,
                         new_token_ids=tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
                         new_block_ids=plan.new_blocks[request_id],
-                        num_computed_tokens=request.num_computed_tokens,
+                        num_computed_tokens=start,
                         block_copy=self.kv_cache_manager.get_block_copy(request_id),
                     )
                 )
+            if end > request.num_tokens:
+                drafts[request_id] = tuple(request.spec_token_ids[: end - request.num_tokens])
+            if request.grammar is not None and end >= request.num_tokens:
+                bitmasks[request_id] = request.grammar.bitmask(drafts.get(request_id, ()))
+            request.spec_token_ids = []
             self.num_tokens_sent[request_id] = request.num_tokens
-            request.num_computed_tokens += plan.num_tokens[request_id]
+            request.num_computed_tokens = end
         output = SchedulerOutput(
             step=self.step,
             scheduled_new_reqs=tuple(new),
             scheduled_running_reqs=tuple(running),
             num_scheduled_tokens=plan.num_tokens,
             block_copies=tuple(filter(None, map(self.kv_cache_manager.get_block_copy, plan.num_tokens))),
+            swap_outs=tuple(self.kv_cache_manager.swap_outs),
+            swap_ins=tuple(self.kv_cache_manager.swap_ins),
+            scheduled_spec_decode_tokens=drafts,
+            grammar_bitmasks=bitmasks,
             preempted_req_ids=tuple(request.request_id for request in plan.preempted),
             finished_req_ids=tuple(self.finished_req_ids),
         )
@@ -202,7 +218,11 @@ class Scheduler:
                 continue
             # Before the request itself may end: its siblings share its blocks.
             siblings += self._fork(request, output.sibling_token_ids.get(request_id, ()))
-            if token_ids := output.sampled_token_ids.get(request_id):
+            token_ids = output.sampled_token_ids.get(request_id, ())
+            if drafts := schedule.scheduled_spec_decode_tokens.get(request_id):
+                # Behind the first draft that was not accepted, K and V are those of wrong tokens.
+                request.num_computed_tokens -= len(drafts) + 1 - len(token_ids)
+            if token_ids or request_id in output.prompt_logprobs:
                 outputs.append(self._append_tokens(request, token_ids, output))
         outputs += [self._append_tokens(sibling, (token_id,), output) for sibling, token_id in siblings]
         self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
@@ -214,10 +234,18 @@ class Scheduler:
         num_before = request.num_tokens
         for token_id in token_ids:
             if append_and_check_stop(request, token_id, self.max_total_tokens):
-                self._finish(request)
                 break  # tokens after the stop are cut
-        logprobs = output.logprobs.get(request.request_id, ())
-        return EngineCoreOutput.from_request(request, request.all_token_ids[num_before:], logprobs=logprobs)
+        if request.is_finished:
+            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+            self._finish(request)
+        else:
+            request.take_drafts(output.draft_token_ids.get(request.request_id, ()), self.max_total_tokens)
+        return EngineCoreOutput.from_request(
+            request,
+            request.all_token_ids[num_before:],
+            logprobs=output.logprobs.get(request.request_id, ()),
+            prompt_logprobs=output.prompt_logprobs.get(request.request_id),
+        )
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
@@ -229,23 +257,14 @@ class Scheduler:
             siblings.append((sibling, token_id))
         return siblings
 
-    def _place(self, siblings: list[Request]) -> None:
-        """Siblings run if there are slots; the others keep their token and wait, ahead of later arrivals."""
-        num_slots = self.config.max_num_seqs - len(self.running)
-        for sibling in siblings[:num_slots]:
-            sibling.status = RequestStatus.RUNNING
-            self.running.append(sibling)
-        for sibling in reversed(siblings[num_slots:]):
-            self.kv_cache_manager.free(sibling)
-            sibling.lose_blocks()
-            self._enqueue(sibling, front=True)
-
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         for request_id in schedule.num_scheduled_tokens:
             if (request := self.requests.get(request_id)) is not None:
                 self.kv_cache_manager.withdraw(request)
                 outputs += self._end_with_error(request, reason)
+        for request in [r for r in reversed(self.swapped) if r.request_id in schedule.preempted_req_ids]:
+            self._forget_swap(request)  # nobody knows whether its blocks were saved before the step failed
         # The runner may have failed before it forgot these; hearing of them twice does no harm.
         self.finished_req_ids += [*schedule.finished_req_ids, *schedule.preempted_req_ids]
         return outputs
@@ -258,42 +277,3 @@ class Scheduler:
         output = EngineCoreOutput.from_request(request, (), reason)
         ids = (child_request_id(request.request_id, index) for index in range(num_sequences))
         return [replace(output, request_id=request_id) for request_id in ids]
-
-    def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> None:
-        for request_id in request_ids:
-            request = self.requests.get(request_id)
-            if request is not None:
-                request.status = status
-                self._finish(request)
-
-    def _finish(self, request: Request) -> None:
-        """Take a finished request out of every table; a sibling that ends with its first token is in no queue yet."""
-        for queue in (self.running, self.waiting):
-            if request in queue:
-                queue.remove(request)
-        self.kv_cache_manager.free(request)
-        self.num_tokens_sent.pop(request.request_id, None)
-        del self.requests[request.request_id]
-        self.finished_req_ids.append(request.request_id)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
-
-    def snapshot(self) -> SchedulerSnapshot:
-        return SchedulerSnapshot.of(self.running, self.waiting, (), self.kv_cache_manager.snapshot())
-
-    def check_integrity(self) -> None:
-        """Queues and tables agree: every request is in exactly one queue, and only running ones hold blocks."""
-        queued = [request.request_id for request in (*self.running, *self.waiting)]
-        assert sorted(queued) == sorted(self.requests), "a request is in no queue, or in two"
-        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
-        for request in self.running:
-            num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))
-            assert num_blocks == cdiv(request.num_computed_tokens, self.cache_config.block_size), (
-                "table and tokens differ"
-            )
-        for request in self.waiting:
-            assert not self.kv_cache_manager.get_block_ids(request.request_id), (
-                "a waiting request holds blocks"
-            )
-        self.kv_cache_manager.check_integrity()

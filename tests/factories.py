@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from reference.contracts.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from reference.contracts.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from reference.contracts.protocols import Tier
 from reference.contracts.request import Request, RequestStatus
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.contracts.trace import SchedulerNotes
+from tests.kv_ledger import KVLedger
 
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -36,12 +44,15 @@ def make_config(
     num_usable_blocks: int = 100,
     caching: bool = True,
     max_model_len: int = 1000,
+    num_host_blocks: int = 0,
+    num_drafts: int = 0,
     **scheduler_options: Any,
 ) -> EngineConfig:
     return EngineConfig(
         model=MODEL,
-        cache=CacheConfig(block_size, num_usable_blocks + 1, caching),
+        cache=CacheConfig(block_size, num_usable_blocks + 1, caching, num_host_blocks),
         scheduler=SchedulerConfig(max_model_len=max_model_len, **scheduler_options),
+        speculative=SpeculativeConfig("ngram", num_drafts) if num_drafts else None,
     )
 
 
@@ -80,15 +91,30 @@ def scripted_token(request: Request) -> int:
     )
 
 
+def half_right_drafts(request: Request, next_tokens: Sequence[int]) -> list[int]:
+    """Drafts whose first few are right: how many depends on the length of the request alone."""
+    num_right = (5 * request.num_tokens + request.num_prompt_tokens) % (len(next_tokens) + 1)
+    return [token if i < num_right else token + 1 for i, token in enumerate(next_tokens)]
+
+
 class Driver:
-    """Runs a tier's scheduler with a model made of `token_of`; checks all invariants after every call."""
+    """Runs a tier's scheduler with a model made of `token_of`; checks all invariants after every call.
+
+    With a speculative config, `drafts_of` guesses: it is given a request and the tokens that will really come next.
+    """
 
     def __init__(
-        self, tier: Tier, config: EngineConfig, token_of: Callable[[Request], int] = scripted_token
+        self,
+        tier: Tier,
+        config: EngineConfig,
+        token_of: Callable[[Request], int] = scripted_token,
+        drafts_of: Callable[[Request, Sequence[int]], list[int]] = half_right_drafts,
     ) -> None:
         self.scheduler = tier.make_scheduler(config)
         self.config = config
         self.token_of = token_of
+        self.drafts_of = drafts_of
+        self.ledger = KVLedger(config.cache.block_size)
         self.manager = self.scheduler.kv_cache_manager
         self.outputs: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}
@@ -110,19 +136,39 @@ class Driver:
         self.scheduler.check_integrity()
         assert schedule.total_num_scheduled_tokens <= self.config.scheduler.max_num_batched_tokens
         self.num_preemptions += len(schedule.preempted_req_ids)
+        self.ledger.update_states(schedule)
         return schedule
 
     def sample(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
-        """A token for each request whose last known token is computed by this step, and for its unborn siblings."""
-        sampled, siblings = {}, {}
+        """Compute the step in the ledger, and draw tokens for each request that it brings to its last known token."""
+        self.ledger.move_blocks(schedule)
+        self.ledger.compute(schedule)
+        sampled, siblings, proposed = {}, {}, {}
+        num_drafts = 0 if self.config.speculative is None else self.config.speculative.num_speculative_tokens
         for request_id in schedule.num_scheduled_tokens:
             request = self.scheduler.requests[request_id]
-            if request.num_computed_tokens == request.num_tokens:
-                sampled[request_id] = [self.token_of(request)]
-                if request.has_unborn_siblings:
-                    forks = (request.fork(index) for index in range(1, request.sampling_params.n))
-                    siblings[request_id] = [self.token_of(sibling) for sibling in forks]
-        return ModelRunnerOutput(sampled, sibling_token_ids=siblings)
+            if request.num_computed_tokens < request.num_tokens:
+                continue
+            drafts = schedule.scheduled_spec_decode_tokens.get(request_id, ())
+            coming = self._next_tokens(request, len(drafts) + 1 + num_drafts)
+            num_accepted = 0
+            while num_accepted < len(drafts) and drafts[num_accepted] == coming[num_accepted]:
+                num_accepted += 1
+            sampled[request_id] = coming[: num_accepted + 1]
+            if num_drafts:
+                behind = coming[num_accepted + 1 : num_accepted + 1 + num_drafts]
+                proposed[request_id] = self.drafts_of(request, behind)
+            if request.has_unborn_siblings:
+                forks = (request.fork(index) for index in range(1, request.sampling_params.n))
+                siblings[request_id] = [self.token_of(sibling) for sibling in forks]
+        return ModelRunnerOutput(sampled, sibling_token_ids=siblings, draft_token_ids=proposed)
+
+    def _next_tokens(self, request: Request, count: int) -> list[int]:
+        """The tokens that a request will get next."""
+        coming = replace(request, all_token_ids=list(request.all_token_ids))
+        for _ in range(count):
+            coming.all_token_ids.append(self.token_of(coming))
+        return coming.all_token_ids[request.num_tokens :]
 
     def update(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         news = self.scheduler.update_from_output(schedule, output)
@@ -149,6 +195,7 @@ class Driver:
         snapshot = self.scheduler.snapshot()
         assert not snapshot.running
         assert not snapshot.waiting
+        assert not snapshot.swapped
         assert not snapshot.cache.block_tables
         assert not snapshot.cache.ref_counts
         assert snapshot.cache.num_free_blocks == self.config.cache.num_usable_blocks

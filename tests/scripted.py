@@ -9,13 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from reference.contracts.config import EngineConfig
+from reference.contracts.config import EngineConfig, SpeculativeConfig
 from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler, Tier
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.frontend.engine_core import OnStep
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.factories import MODEL, make_config
+from tests.kv_ledger import KVLedger
 from tests.tiny_models import make_tiny_llama
 
 VOCAB_SIZE = 1500
@@ -28,33 +29,23 @@ def scripted_token(request_id: str, position: int) -> int:
 
 
 @dataclass
-class _State:
-    token_ids: list[int]
-    block_ids: list[int]
-    num_prompt_tokens: int
-    num_computed_tokens: int
-
-
-@dataclass
 class ScriptedRunner:
-    """A `ModelRunner` without a model.
-
-    It keeps a KV cache of (position, token) pairs and asserts that every position it builds on was computed into the
-    block where the table says it is: a block that is in the prefix cache but was never computed does not go unnoticed.
-    """
+    """A `ModelRunner` without a model; its ledger finds out whoever reads what was never computed."""
 
     block_size: int
     script: Mapping[str, Sequence[int]] = field(
         default_factory=dict
     )  # output of a request; `scripted_token` behind it
-    tokens_per_step: int = 1  # accepted in one step, as with speculation
+    num_drafts: int = 0  # proposed for each next step, all of them right
     raise_at: dict[int, BaseException] = field(
         default_factory=dict
     )  # step -> what it raises, before it writes K and V
     nan_at: dict[str, int] = field(default_factory=dict)  # request -> output position whose logits are broken
     schedules: list[SchedulerOutput] = field(default_factory=list)
-    states: dict[str, _State] = field(default_factory=dict)
-    slots: dict[int, tuple[int, int]] = field(default_factory=dict)  # slot -> (position, token)
+    ledger: KVLedger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ledger = KVLedger(self.block_size)
 
     def token(self, request_id: str, position: int) -> int:
         script = self.script.get(request_id, ())
@@ -65,43 +56,30 @@ class ScriptedRunner:
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         self.schedules.append(schedule)
-        self._update_states(schedule)
+        self.ledger.update_states(schedule)
         if schedule.step in self.raise_at:
             raise self.raise_at[schedule.step]
-        for request_id, count in schedule.num_scheduled_tokens.items():  # all write before anybody reads
-            state = self.states[request_id]
-            for position in range(state.num_computed_tokens, state.num_computed_tokens + count):
-                self.slots[self._slot(state, position)] = (position, state.token_ids[position])
-        sampled, errors = {}, {}
+        self.ledger.move_blocks(schedule)
+        self.ledger.compute(schedule)
+        sampled, errors, proposed = {}, {}, {}
         for request_id, count in schedule.num_scheduled_tokens.items():
-            state = self.states[request_id]
-            end = state.num_computed_tokens + count
-            for position in range(end):
-                assert self.slots.get(self._slot(state, position)) == (position, state.token_ids[position])
-            if end == len(state.token_ids):
-                first = end - state.num_prompt_tokens
-                new = [self.token(request_id, first + i) for i in range(self.tokens_per_step)]
-                if self.nan_at.get(request_id) == first:
-                    errors[request_id] = "logits are not a number"
-                else:
-                    sampled[request_id] = new
-        return ModelRunnerOutput(sampled, errors)
-
-    def _slot(self, state: _State, position: int) -> int:
-        return state.block_ids[position // self.block_size] * self.block_size + position % self.block_size
-
-    def _update_states(self, schedule: SchedulerOutput) -> None:
-        for request_id in (*schedule.finished_req_ids, *schedule.preempted_req_ids):
-            self.states.pop(request_id, None)
-        for new in schedule.scheduled_new_reqs:
-            self.states[new.request_id] = _State(
-                list(new.token_ids), list(new.block_ids), new.num_prompt_tokens, new.num_computed_tokens
-            )
-        for running in schedule.scheduled_running_reqs:
-            state = self.states[running.request_id]
-            state.token_ids.extend(running.new_token_ids)
-            state.block_ids.extend(running.new_block_ids)
-            state.num_computed_tokens = running.num_computed_tokens
+            state = self.ledger.states[request_id]
+            if state.num_computed_tokens + count < len(state.token_ids):
+                continue
+            first = state.num_output_tokens
+            if self.nan_at.get(request_id) == first:
+                errors[request_id] = "logits are not a number"
+                continue
+            new = []
+            for draft in (*schedule.scheduled_spec_decode_tokens.get(request_id, ()), None):
+                new.append(self.token(request_id, first + len(new)))
+                if new[-1] != draft:
+                    break
+            sampled[request_id] = new
+            behind = first + len(new)
+            if self.num_drafts:
+                proposed[request_id] = [self.token(request_id, behind + i) for i in range(self.num_drafts)]
+        return ModelRunnerOutput(sampled, errors, draft_token_ids=proposed)
 
 
 class ScriptedTier:
@@ -172,6 +150,9 @@ def make_engine(
 ) -> tuple[LLMEngine, ScriptedRunner]:
     """An engine on the tier's scheduler, and its runner."""
     scripted = ScriptedTier(tier, **runner_options)
-    engine = LLMEngine(config or make_scripted_config(), scripted, NO_WEIGHTS, byte_tokenizer(), on_step)
+    config = config or make_scripted_config()
+    if num_drafts := runner_options.get("num_drafts"):
+        config = replace(config, speculative=SpeculativeConfig("ngram", num_drafts))
+    engine = LLMEngine(config, scripted, NO_WEIGHTS, byte_tokenizer(), on_step)
     assert scripted.runner is not None
     return engine, scripted.runner

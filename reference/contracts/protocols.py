@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from reference.contracts.config import EngineConfig, ModelConfig
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
-from reference.contracts.schedule import BlockCopy, EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.contracts.schedule import (
+    BlockCopy,
+    BlockSwap,
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
 from reference.contracts.trace import CacheSnapshot, SchedulerNotes, SchedulerSnapshot
 
 if TYPE_CHECKING:
@@ -96,6 +102,10 @@ class KVCacheManager(Protocol):
     """
 
     shortage: tuple[int, int]  # blocks needed and blocks free when an allocation last could not be met
+    host_shortage: tuple[int, int]  # the same of the host pool, for the last `swap_out`
+    host_tables: dict[str, list[int]]  # of the swapped requests: blocks of the host pool, in logical order
+    swap_outs: list[BlockSwap]  # planned in this step
+    swap_ins: list[BlockSwap]
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
@@ -105,9 +115,16 @@ class KVCacheManager(Protocol):
         ...
 
     def allocate_slots(
-        self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
+        self,
+        request: Request,
+        num_new_tokens: int,
+        computed_blocks: Sequence[int] = (),
+        num_external_tokens: int = 0,
     ) -> list[int] | None:
         """Make room for the next `num_new_tokens` tokens after the computed ones.
+
+        Computed are the request's own computed tokens or, if these are more, the hits in `computed_blocks` and behind
+        them `num_external_tokens` from a KV connector. Of a swapped request, what the hits do not cover is swapped in.
 
         Returns the blocks appended to the table, `computed_blocks` included, or None when there is no room; then
         nothing has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
@@ -127,8 +144,18 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def swap_out(self, request: Request) -> bool:
+        """Give back the request's blocks, with its computed tokens saved in the host pool.
+
+        False when the host pool has no room for them; then nothing has changed.
+        """
+        ...
+
     def free(self, request: Request) -> None:
-        """Give back the request's blocks, the tail first, so that shared heads are evicted last."""
+        """Give back the request's blocks, the tail first, so that shared heads are evicted last.
+
+        What a swapped request holds in the host pool is given back as well.
+        """
         ...
 
     def begin_step(self) -> None:
@@ -167,6 +194,7 @@ class Scheduler(Protocol):
     """Decides who computes how many tokens. Its order of decisions is the contract: see `docs/rules.md`."""
 
     kv_cache_manager: KVCacheManager
+    kv_connector: KVConnector
     requests: dict[str, Request]  # all unfinished ones
     notes: (
         SchedulerNotes | None

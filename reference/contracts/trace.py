@@ -12,7 +12,7 @@ from itertools import compress, count
 from operator import is_not
 from typing import Literal
 
-from reference.contracts.request import Request
+from reference.contracts.request import Request, RequestStatus
 
 TokenKind = Literal["prefill", "decode"]
 
@@ -120,6 +120,18 @@ class SchedulerNotes:
             f"preempted {victim.request_id}: {request.request_id} needed {_blocks(needed)}, {free} free, "
             f"{victim.request_id} {rank}"
         )
+
+    def swap(self, victim: Request, host_shortage: tuple[int, int]) -> None:
+        """What became of the K and V of a victim, in preemption mode `swap`. `host_shortage` is the cache manager's."""
+        needed, free = host_shortage
+        if victim.status is RequestStatus.SWAPPED:
+            fate = f"{_blocks(needed)} swapped out"
+        else:
+            fate = f"to be computed again, the host pool has {free} of {_blocks(needed)}"
+        self.preempted[victim.request_id] += f"; {fate}"
+
+    def refuse_partial_prefill(self, request: Request, max_num_partial_prefills: int) -> None:
+        self._refuse(request, f"max_num_partial_prefills is {max_num_partial_prefills}")
 
     def refuse_for_blocks(self, request: Request, shortage: tuple[int, int]) -> None:
         needed, free = shortage

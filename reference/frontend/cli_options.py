@@ -249,6 +249,12 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
     add("enable-chunked-prefill", "compute a long prompt over several steps", **switch)
     add("long-prefill-token-threshold", "tokens of one request in a step", "no limit", **number)
     add("scheduling-policy", "who runs first", choices=("fcfs", "priority"))
+    add("preemption-mode", "what becomes of a preempted request's KV blocks", choices=("recompute", "swap"))
+    add(
+        "swap-space", "host memory for swapped blocks: bytes, or 512MiB, 1GiB", "as much as the pool",
+        type=parse_memory, metavar="SIZE",
+    )  # fmt: skip
+    add("max-num-partial-prefills", "prompts that are half computed at once", "no limit", **number)
     add("num-blocks", "blocks of the pool, the null block included", "from memory", **number)
     add(
         "kv-cache-memory", "size of the pool: bytes, or 512MiB, 1GiB", "512MiB, less for a small model",

@@ -9,6 +9,7 @@ from reference.contracts.config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    PreemptionMode,
     SchedulerConfig,
     SchedulingPolicy,
     cdiv,
@@ -31,6 +32,10 @@ class EngineArgs:
         enable_chunked_prefill: let a long prompt be computed over several steps.
         long_prefill_token_threshold: tokens one request may get in a step while others are there; 0 = no limit.
         scheduling_policy: "fcfs" or "priority".
+        preemption_mode: what becomes of the K and V of a preempted request: "recompute" them later, or "swap" them to
+            the host pool and back.
+        swap_space: bytes for the host pool; unless given, as much as the KV cache has. Only with "swap".
+        max_num_partial_prefills: prompts that may be in the middle of their computation at once; 0 = no limit.
         num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
         kv_cache_memory: bytes for the pool; unless given, 512 MiB, or less where max_num_seqs requests of full length
             need less.
@@ -52,6 +57,9 @@ class EngineArgs:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     scheduling_policy: SchedulingPolicy = "fcfs"
+    preemption_mode: PreemptionMode = "recompute"
+    swap_space: int | None = None
+    max_num_partial_prefills: int = 0
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
     max_model_len: int | None = None
@@ -80,6 +88,10 @@ class EngineArgs:
             raise ValueError(
                 f"scheduling_policy must be 'fcfs' or 'priority', got {self.scheduling_policy!r}."
             )
+        if self.preemption_mode not in get_args(PreemptionMode):
+            raise ValueError(f"preemption_mode must be 'recompute' or 'swap', got {self.preemption_mode!r}.")
+        if self.swap_space is not None and self.preemption_mode != "swap":
+            raise ValueError("swap_space is the memory for preemption_mode 'swap'; set that mode as well.")
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ValueError(
                 "num_blocks and kv_cache_memory both set the size of the pool; give only one of them."
@@ -102,10 +114,14 @@ class EngineArgs:
                 f"Without chunked prefill a prompt must fit into one step: raise max_num_batched_tokens "
                 f"({self.max_num_batched_tokens}) to max_model_len ({max_model_len}), or lower the latter."
             )
+        num_blocks = self._num_blocks(model, max_model_len)
         return EngineConfig(
             model=model,
             cache=CacheConfig(
-                self.block_size, self._num_blocks(model, max_model_len), self.enable_prefix_caching
+                self.block_size,
+                num_blocks,
+                self.enable_prefix_caching,
+                num_host_blocks=self._num_host_blocks(model, num_blocks),
             ),
             scheduler=SchedulerConfig(
                 max_model_len=max_model_len,
@@ -114,6 +130,8 @@ class EngineArgs:
                 enable_chunked_prefill=self.enable_chunked_prefill,
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
                 scheduling_policy=self.scheduling_policy,
+                preemption_mode=self.preemption_mode,
+                max_num_partial_prefills=self.max_num_partial_prefills,
             ),
             seed=self.seed,
             device=default_device if self.device == "auto" else self.device,
@@ -136,18 +154,27 @@ class EngineArgs:
         # A tiny model would get hundreds of thousands of blocks, of which running requests can hold but a few.
         return min(memory // block_bytes, self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1)
 
+    def _num_host_blocks(self, model: ModelConfig, num_blocks: int) -> int:
+        if self.preemption_mode != "swap":
+            return 0
+        if self.swap_space is None:
+            return num_blocks - 1
+        return self.swap_space // (model.kv_bytes_per_token() * self.block_size)
+
 
 _LEAST = {
     "block_size": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "long_prefill_token_threshold": 0,
+    "swap_space": 0,
+    "max_num_partial_prefills": 0,
     "num_blocks": 2,
     "kv_cache_memory": 1,
     "max_model_len": 2,
     "seed": 0,
 }
-_OPTIONAL = ("num_blocks", "kv_cache_memory", "max_model_len")
+_OPTIONAL = ("num_blocks", "kv_cache_memory", "swap_space", "max_model_len")
 _SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "trace", "keep_logits")
 
 

@@ -121,9 +121,7 @@ class EngineCore:
         notes, requests = self.scheduler.notes, self.scheduler.requests
         assert notes is not None
         hits = {
-            new.request_id: new.num_computed_tokens
-            for new in schedule.scheduled_new_reqs
-            if not new.is_forked
+            new.request_id: new.num_cached_tokens for new in schedule.scheduled_new_reqs if not new.is_forked
         }
         return StepTrace(
             step=schedule.step,

@@ -102,7 +102,8 @@ class Metrics:
     """State of an engine at one moment. Tokens unless said otherwise."""
 
     num_requests_running: int
-    num_requests_waiting: int
+    num_requests_waiting: int  # the swapped ones included
+    num_requests_swapped: int
     kv_cache_usage: float  # held blocks / usable blocks, 0 to 1
     prefix_cache_queries: int  # of requests admitted for the first time
     prefix_cache_hits: int
@@ -112,6 +113,9 @@ class Metrics:
     resumed_prefix_cache_queries: int
     resumed_prefix_cache_hits: int
     num_preemptions: int
+    num_swapped_out_blocks: int  # to the host pool, in preemption mode "swap"
+    num_swapped_in_blocks: int  # and back: fewer, if the prefix cache still had some of them
+    num_block_copies: int  # copies-on-write
     prompt_tokens: int  # of the requests that were admitted
     generation_tokens: int
     requests_finished: dict[str, int]  # by finish reason
@@ -141,6 +145,9 @@ class EngineMetrics:
         self.prefix_cache = PrefixCacheMetrics()
         self.resumed_prefix_cache = PrefixCacheMetrics()
         self.num_preemptions = 0
+        self.num_swapped_out_blocks = 0
+        self.num_swapped_in_blocks = 0
+        self.num_block_copies = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.requests_finished: dict[str, int] = {}
@@ -158,6 +165,9 @@ class EngineMetrics:
 
     def step_scheduled(self, schedule: SchedulerOutput) -> None:
         self.num_preemptions += len(schedule.preempted_req_ids)
+        self.num_swapped_out_blocks += len(schedule.swap_outs)
+        self.num_swapped_in_blocks += len(schedule.swap_ins)
+        self.num_block_copies += len(schedule.block_copies)
         for new in schedule.scheduled_new_reqs:
             if new.is_forked:
                 continue  # nobody looked anything up for it
@@ -167,7 +177,7 @@ class EngineMetrics:
                 self.prompt_tokens += new.num_prompt_tokens
             if self.enable_prefix_caching:
                 cache = self.resumed_prefix_cache if arrived is None else self.prefix_cache
-                cache.observe(len(new.token_ids), new.num_computed_tokens)
+                cache.observe(len(new.token_ids), new.num_cached_tokens)
 
     def step_finished(self, news: Iterable[EngineCoreOutput]) -> None:
         self.generation_tokens += sum([len(item.new_token_ids) for item in news])
@@ -192,6 +202,7 @@ class EngineMetrics:
         return Metrics(
             num_requests_running=num_running,
             num_requests_waiting=len(requests) - num_running,
+            num_requests_swapped=sum(request.status is RequestStatus.SWAPPED for request in requests),
             kv_cache_usage=self.scheduler.kv_cache_manager.usage,
             prefix_cache_queries=self.prefix_cache.queries,
             prefix_cache_hits=self.prefix_cache.hits,
@@ -199,6 +210,9 @@ class EngineMetrics:
             resumed_prefix_cache_queries=self.resumed_prefix_cache.queries,
             resumed_prefix_cache_hits=self.resumed_prefix_cache.hits,
             num_preemptions=self.num_preemptions,
+            num_swapped_out_blocks=self.num_swapped_out_blocks,
+            num_swapped_in_blocks=self.num_swapped_in_blocks,
+            num_block_copies=self.num_block_copies,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             requests_finished=dict(self.requests_finished),

@@ -35,6 +35,10 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 3, 10])),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
+        num_host_blocks=draw(st.sampled_from([0, 3, 12, 60])),
+        num_drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
+        max_num_partial_prefills=draw(st.sampled_from([0, 0, 1, 2])),
     )
 
 
@@ -115,10 +119,15 @@ class TwoTiers(RuleBasedStateMachine):
     def _check_notes(self, schedule: SchedulerOutput) -> None:
         """Whoever is preempted, and the head of a queue that admission did not empty, are told why."""
         scheduler = self.drivers[0].scheduler
-        notes, waiting = scheduler.notes, scheduler.snapshot().waiting
+        notes, snapshot = scheduler.notes, scheduler.snapshot()
+        waiting = snapshot.waiting
         assert notes is not None
         assert tuple(notes.preempted) == schedule.preempted_req_ids
-        assert list(notes.refused) == list(waiting[:1])
+        heads = (*snapshot.swapped[:1], *waiting[:1])
+        assert len(notes.refused) == bool(heads)
+        if heads and scheduler.config.scheduling_policy == "fcfs":
+            assert list(notes.refused) == [heads[0]]
+        assert set(notes.refused) <= set(heads)
 
     def _check_progress(self, schedule: SchedulerOutput) -> None:
         """A step with work to do computes a token, or frees blocks for the next one (a request that outranks nobody

@@ -118,8 +118,8 @@ def test_b33_a_stop_inside_the_tokens_of_one_step_cuts_the_rest(
 ) -> None:
     script = [*ids("abcdefgh"), EOS, *ids("more")]
     results = []
-    for tokens_per_step in (1, 4):
-        engine, _ = make_engine(tier, script={"a": script}, tokens_per_step=tokens_per_step)
+    for num_drafts in (0, 3):
+        engine, _ = make_engine(tier, script={"a": script}, num_drafts=num_drafts)
         engine.add_request("a", "alphabet", SamplingParams(include_stop_str_in_output=include, **params))
         output = run(engine)["a"][-1]
         assert_idle(engine)

@@ -500,3 +500,26 @@ def test_after_a_failed_step_the_runner_hears_again_what_it_should_forget(tier: 
     driver.scheduler.fail_step(schedule, "the runner raised before it looked at the schedule")
     driver.add(make_request("c", 5, arrival=2))
     assert set(driver.schedule().finished_req_ids) == {"a", "b"}
+
+
+def test_max_num_partial_prefills_caps_the_prompts_in_the_middle_of_their_computation(tier: Tier) -> None:
+    driver = make_driver(
+        tier, max_num_batched_tokens=13, long_prefill_token_threshold=6, max_num_partial_prefills=1
+    )
+    driver.add(*(make_request(f"r{i}", 10, arrival=i, max_tokens=3) for i in range(2)))
+    driver.add(make_request("short", 3, arrival=2, max_tokens=3))
+    assert scheduled(driver) == {"r0": 6}, "r1 would be the second partial prefill, and nobody overtakes it"
+    assert driver.scheduler.notes is not None
+    assert driver.scheduler.notes.refused == {"r1": "r1 waits: max_num_partial_prefills is 1"}
+    # r0 is complete with this step, so r1 may begin; the short prompt is computed whole and counts in no step.
+    assert scheduled(driver) == {"r0": 4, "r1": 6, "short": 3}
+    assert scheduled(driver) == {"r0": 1, "r1": 4, "short": 1}
+
+
+def test_a_prompt_that_is_computed_whole_is_no_partial_prefill(tier: Tier) -> None:
+    driver = make_driver(tier, max_num_batched_tokens=16, max_num_partial_prefills=1)
+    driver.add(make_request("long", 40, max_tokens=2))
+    driver.step()
+    driver.add(make_request("short", 3, arrival=1, max_tokens=2))
+    assert scheduled(driver) == {"long": 16}
+    assert scheduled(driver) == {"long": 8, "short": 3}
