@@ -9,6 +9,7 @@ tokens they are about and not the vocabulary: each row with such steps keeps its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -44,6 +45,11 @@ class _TokenCounts:
             self._ids[place] = token_id
             self._counts[place] += occurrences
 
+    def copy(self) -> _TokenCounts:
+        copied = _TokenCounts()
+        copied._ids, copied._counts, copied._place = self._ids.copy(), self._counts.copy(), self._place.copy()
+        return copied
+
     @property
     def ids(self) -> np.ndarray:
         return self._ids[: len(self._place)]
@@ -74,6 +80,17 @@ class ProcessedRow:
         self._num_counted = 0  # of the output
         if params.repetition_penalty != 1:
             self._seen.add(self.prompt_token_ids, 0)
+
+    def followed_by(self, token_ids: Sequence[int]) -> ProcessedRow:
+        """The same behind these tokens, as if they were output: a copy for one step, with counts of its own."""
+        if not token_ids:
+            return self
+        self._catch_up()
+        row = copy(self)
+        row.output_token_ids = [*self.output_token_ids, *token_ids]
+        if self.params.has_penalties:
+            row._seen = self._seen.copy()
+        return row
 
     def _catch_up(self) -> None:
         if self.params.has_penalties:

@@ -5,13 +5,14 @@ stand one after the other in scheduling order:
 
     request r computes positions [c, c + n), where c = num_computed_tokens and n = num_scheduled_tokens[r]
     it samples when c + n reaches its last known token; otherwise this was one chunk of a prefill
+    drafts stand behind that token: with m of them it samples from 1 + m rows, the j-th as if j drafts were output
 
 Fast twin: `fast/model_runner.py`, which keeps the batch between steps. Source: vLLM's `v1/worker/gpu_model_runner.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +29,11 @@ from reference.contracts.schedule import (
     ModelRunnerOutput,
     SchedulerOutput,
     TokenLogprob,
+)
+from reference.contracts.speculation import (
+    DraftRequest,
+    Speculator,
+    num_wanted_drafts,
 )
 from reference.models import get_model_class
 from reference.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
@@ -56,8 +62,20 @@ class _Batch:
     input_ids: np.ndarray  # int64 [T]
     positions: np.ndarray  # int64 [T]
     attention: AttentionMetadata
-    sampling_req_ids: list[str]  # R requests that reach their last known token
-    logits_rows: np.ndarray  # int64 [R], the row of that token
+    logits_rows: (
+        np.ndarray
+    )  # int64 [R]: of each request that reaches its last known token, this one and its drafts
+    sampled_rows: dict[str, range]  # which of the R are a request's
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """A token to be drawn."""
+
+    request_id: str
+    row: int  # of the R
+    sequence: int  # of a request with n > 1
+    drafts: tuple[int, ...]  # taken for output
 
 
 class ModelRunner:
@@ -66,15 +84,19 @@ class ModelRunner:
     Args:
         config: sizes of model, cache and batch.
         checkpoint: the weights.
+        speculator: who guesses tokens for the next step; None when nobody does.
 
     Raises:
         ValueError: the architecture is not supported, or the checkpoint does not fit it.
     """
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, speculator: Speculator | None = None
+    ) -> None:
         model, cache = config.model, config.cache
+        self.config = config
+        self.speculator = speculator
         self.block_size = cache.block_size
-        self.keep_logits = config.keep_logits
         self.model = get_model_class(model.architecture)(model, checkpoint)
         self.sampler = Sampler()
         # [N, B, Hkv, D]
@@ -97,30 +119,32 @@ class ModelRunner:
         # hidden is [T, C]
         hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention)
         logits = self.model.compute_logits(hidden[batch.logits_rows])  # [R, V]
-        draws = self._draws(batch.sampling_req_ids)
-        rows = [row for row, _ in draws]
+        draws = self._draws(batch.sampled_rows, schedule)
         token_ids = self.sampler(
-            logits[rows], self._sampling_metadata(batch.sampling_req_ids, draws, schedule)
+            logits[[draw.row for draw in draws]], self._sampling_metadata(draws, schedule)
         )
-        return self._make_output(batch.sampling_req_ids, draws, token_ids, logits)
+        output = self._make_output(batch.sampled_rows, draws, token_ids, logits)
+        return replace(output, draft_token_ids=self._propose_drafts(output.sampled_token_ids))
 
-    def _draws(self, request_ids: list[str]) -> list[tuple[int, int]]:
-        """(row of logits, index of the sequence) of each token to draw.
-
-        One a request; but when a prompt with n > 1 is complete, its one row of logits gives all n sequences their first
-        token.
-        """
+    def _draws(self, sampled_rows: dict[str, range], schedule: SchedulerOutput) -> list[_Draw]:
+        """One draw a row; but when a prompt with n > 1 is complete, its one row gives all n sequences a first token."""
         draws = []
-        for row, request_id in enumerate(request_ids):
+        for request_id, rows in sampled_rows.items():
             state = self._states[request_id]
-            num_sequences = state.sampling_params.n if state.num_output_tokens == 0 else 1
-            draws += [(row, index) for index in range(num_sequences)]
+            drafts = schedule.scheduled_spec_decode_tokens.get(request_id, ())
+            draws += [_Draw(request_id, row, 0, drafts[:j]) for j, row in enumerate(rows)]
+            if state.num_output_tokens == 0:
+                siblings = range(1, state.sampling_params.n)
+                draws += [_Draw(request_id, rows[0], sequence, ()) for sequence in siblings]
         return draws
 
     def _update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted earlier, or an id that is used again, comes back as new."""
-        for request_id in (*schedule.finished_req_ids, *schedule.preempted_req_ids):
+        gone = (*schedule.finished_req_ids, *schedule.preempted_req_ids)
+        for request_id in gone:
             self._states.pop(request_id, None)
+        if self.speculator is not None:
+            self.speculator.forget(gone)
         for new in schedule.scheduled_new_reqs:
             self._states[new.request_id] = _RequestState(
                 token_ids=list(new.token_ids),
@@ -145,19 +169,21 @@ class ModelRunner:
         slots: list[int] = []
         query_start_loc = [0]
         seq_lens: list[int] = []
-        sampling_req_ids: list[str] = []
         logits_rows: list[int] = []
+        sampled_rows: dict[str, range] = {}
         for request_id, num_scheduled in schedule.num_scheduled_tokens.items():
             state = self._states[request_id]
             start, end = state.num_computed_tokens, state.num_computed_tokens + num_scheduled
-            input_ids += state.token_ids[start:end]
+            drafts = schedule.scheduled_spec_decode_tokens.get(request_id, ())
+            token_ids = [*state.token_ids, *drafts]
+            input_ids += token_ids[start:end]
             positions += range(start, end)
             slots += [self._slot(state.block_ids, position) for position in range(start, end)]
             query_start_loc.append(len(input_ids))
             seq_lens.append(end)
-            if end == len(state.token_ids):
-                sampling_req_ids.append(request_id)
-                logits_rows.append(len(input_ids) - 1)
+            if end == len(token_ids):
+                logits_rows += range(len(input_ids) - 1 - len(drafts), len(input_ids))
+                sampled_rows[request_id] = range(len(logits_rows) - 1 - len(drafts), len(logits_rows))
 
         return _Batch(
             input_ids=np.array(input_ids, dtype=np.int64),
@@ -168,8 +194,8 @@ class ModelRunner:
                 block_tables=self._block_tables(list(schedule.num_scheduled_tokens)),
                 slot_mapping=np.array(slots, dtype=np.int64),
             ),
-            sampling_req_ids=sampling_req_ids,
             logits_rows=np.array(logits_rows, dtype=np.int64),
+            sampled_rows=sampled_rows,
         )
 
     def _slot(self, block_ids: list[int], position: int) -> int:
@@ -184,53 +210,76 @@ class ModelRunner:
             padded[s, : len(table)] = table
         return padded
 
-    def _sampling_metadata(
-        self, request_ids: list[str], draws: list[tuple[int, int]], schedule: SchedulerOutput
-    ) -> SamplingMetadata:
-        states = [self._states[request_ids[row]] for row, _ in draws]
+    def _sampling_metadata(self, draws: list[_Draw], schedule: SchedulerOutput) -> SamplingMetadata:
+        states = [self._states[draw.request_id] for draw in draws]
         params = [state.sampling_params for state in states]
-        seeds = [child_seed(state.seed, index) for state, (_, index) in zip(states, draws, strict=True)]
+        seeds = [child_seed(state.seed, draw.sequence) for state, draw in zip(states, draws, strict=True)]
+        positions = [s.num_output_tokens + len(draw.drafts) for s, draw in zip(states, draws, strict=True)]
         return SamplingMetadata(
             temperature=np.array([p.temperature for p in params], dtype=np.float64),
             top_k=np.array([p.top_k for p in params], dtype=np.int32),
             top_p=np.array([p.top_p for p in params], dtype=np.float64),
             min_p=np.array([p.min_p for p in params], dtype=np.float64),
             seeds=np.array(seeds, dtype=np.uint64),
-            output_positions=np.array([state.num_output_tokens for state in states], dtype=np.int64),
+            output_positions=np.array(positions, dtype=np.int64),
             processed_rows={
                 r: ProcessedRow(
                     state.sampling_params,
                     prompt_token_ids=state.token_ids[: state.num_prompt_tokens],
                     output_token_ids=state.token_ids[state.num_prompt_tokens :],
-                )
-                for r, state in enumerate(states)
+                ).followed_by(draw.drafts)
+                for r, (state, draw) in enumerate(zip(states, draws, strict=True))
                 if state.sampling_params.changes_logits
             },
             bitmasks={
-                r: schedule.grammar_bitmasks[request_ids[row]][0]
-                for r, (row, _) in enumerate(draws)
-                if request_ids[row] in schedule.grammar_bitmasks
+                r: schedule.grammar_bitmasks[draw.request_id][len(draw.drafts)]
+                for r, draw in enumerate(draws)
+                if draw.request_id in schedule.grammar_bitmasks
             },
         )
 
     def _make_output(
-        self, request_ids: list[str], draws: list[tuple[int, int]], token_ids: list[int], logits: np.ndarray
+        self, sampled_rows: dict[str, range], draws: list[_Draw], token_ids: list[int], logits: np.ndarray
     ) -> ModelRunnerOutput:
+        """A draw counts if the drafts that it takes for output are what was drawn before it."""
         sampled: dict[str, list[int]] = {}
         siblings: dict[str, list[int]] = {}
         errors: dict[str, str] = {}
         logprobs: dict[str, list[tuple[TokenLogprob, ...]]] = {}
-        for (row, index), token_id in zip(draws, token_ids, strict=True):
-            request_id = request_ids[row]
+        for draw, token_id in zip(draws, token_ids, strict=True):
+            request_id = draw.request_id
+            if draw.sequence == 0 and list(draw.drafts) != sampled.get(request_id, []):
+                continue
             num_logprobs = self._states[request_id].sampling_params.logprobs
             if num_logprobs is not None and token_id >= 0:
-                top = top_logprobs(logits[row], token_id, num_logprobs)
-                logprobs[child_request_id(request_id, index)] = [top]
-            if token_id < 0:
-                errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
-            elif index == 0:
-                sampled[request_id] = [token_id]
-            else:
+                top = top_logprobs(logits[draw.row], token_id, num_logprobs)
+                logprobs.setdefault(child_request_id(request_id, draw.sequence), []).append(top)
+            if draw.sequence > 0 and token_id >= 0:
                 siblings.setdefault(request_id, []).append(token_id)
-        rows = {r: logits[i] for i, r in enumerate(request_ids) if r in sampled} if self.keep_logits else None
-        return ModelRunnerOutput(sampled, errors, siblings, rows, logprobs)
+            elif token_id >= 0:
+                sampled.setdefault(request_id, []).append(token_id)
+            elif (
+                not draw.drafts
+            ):  # behind a draft the next step draws here first, as one without drafts would
+                errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
+        rows = {
+            r: logits[sampled_rows[r][: len(ids)]] for r, ids in sampled.items()
+        }  # each [sampled tokens, V]
+        return ModelRunnerOutput(
+            sampled, errors, siblings, rows if self.config.keep_logits else None, logprobs
+        )
+
+    def _propose_drafts(self, sampled_token_ids: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Guesses for the next step of those that just sampled; a schedule brings them, or fewer, back."""
+        if self.speculator is None:
+            return {}
+        requests = []
+        for request_id, newest in sampled_token_ids.items():
+            state = self._states[request_id]
+            params, known = state.sampling_params, state.token_ids + newest
+            num_output = len(known) - state.num_prompt_tokens
+            if num_drafts := num_wanted_drafts(self.config, params, len(known), num_output, newest):
+                requests.append(
+                    DraftRequest(request_id, known, state.num_prompt_tokens, params, state.seed, num_drafts)
+                )
+        return self.speculator.propose(requests)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,6 +31,10 @@ class ProcessedRow:
     params: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+
+    def followed_by(self, token_ids: Sequence[int]) -> ProcessedRow:
+        """The same behind these tokens, as if they were output."""
+        return replace(self, output_token_ids=[*self.output_token_ids, *token_ids])
 
 
 _NO_RULES = ProcessedRow(SamplingParams(), (), ())

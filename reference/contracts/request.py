@@ -135,13 +135,12 @@ class Request:
     def take_drafts(self, token_ids: Sequence[int], max_total_tokens: int) -> None:
         """Drafts for the next step, as far as they can be of use.
 
-        A step gives one token more than it accepts drafts, and the last token of a sequence is not computed; behind the
-        first draft that the grammar forbids nothing can be accepted.
+        Behind the first draft that the grammar forbids nothing can be accepted.
         """
-        left = max_total_tokens - self.num_tokens
-        if self.sampling_params.max_tokens is not None:
-            left = min(left, self.sampling_params.max_tokens - self.num_output_tokens)
-        drafts = list(token_ids[: max(left - 1, 0)])
+        limit = num_useful_drafts(
+            self.sampling_params, self.num_tokens, self.num_output_tokens, max_total_tokens
+        )
+        drafts = list(token_ids[:limit])
         self.spec_token_ids = drafts[: self.grammar.count_valid(drafts)] if self.grammar else drafts
 
     @property
@@ -177,6 +176,19 @@ def child_request_id(request_id: str, index: int) -> str:
 
 def child_seed(seed: int, index: int) -> int:
     return (seed + index) % 2**64
+
+
+def num_useful_drafts(
+    params: SamplingParams, num_tokens: int, num_output_tokens: int, max_total_tokens: int
+) -> int:
+    """Drafts that a request of this length can make use of, at least 0.
+
+    A step gives one token more than it accepts drafts, and the last token of a sequence is not computed.
+    """
+    left = max_total_tokens - num_tokens
+    if params.max_tokens is not None:
+        left = min(left, params.max_tokens - num_output_tokens)
+    return max(left - 1, 0)
 
 
 def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int) -> bool:

@@ -187,6 +187,12 @@ class SamplingParams:
         object.__setattr__(params, "_bad_words_token_ids", tuple(tuple(word) for word in bad_words_token_ids))
         return params
 
+    def for_drafts(self) -> SamplingParams:
+        """A copy that draws the same tokens and reports nothing about them: what a draft model guesses with."""
+        params = copy.copy(self)
+        object.__setattr__(params, "logprobs", None)
+        return params
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` after normalisation: always a tuple."""
@@ -218,6 +224,10 @@ class SamplingParams:
 
     def is_stop_token(self, token_id: int) -> bool:
         return token_id in self._stop_token_set
+
+    def ends_output(self, token_id: int) -> bool:
+        """Whether the output ends with this token, once `resolved`: a stop token, or end-of-sequence unless ignored."""
+        return token_id in (self._stop_token_set if self.ignore_eos else self._all_stop_token_ids)
 
 
 def _normalised_bias(bias: object) -> dict[int, float]:

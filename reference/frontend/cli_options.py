@@ -7,6 +7,7 @@ was said on the command line can be told from what was not, and wins over a work
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -305,6 +306,13 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
         type=parse_memory, metavar="SIZE",
     )  # fmt: skip
     add("max-model-len", "longest sequence in tokens", "the model's limit", **number)
+    add(
+        "speculative",
+        """guess tokens to check several a step: {"method": "ngram", "num_speculative_tokens": 4}, or "draft_model" """
+        "with a model",
+        type=parse_speculative,
+        metavar="JSON",
+    )
     add("seed", "gives seeds to requests that have none", "0", **number)
     add("device", "auto or cpu", metavar="NAME")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
@@ -322,6 +330,23 @@ def parse_memory(text: str) -> int:
     number, unit = match.groups()
     base = 1000 if unit.endswith("b") and "i" not in unit else 1024
     return int(float(number) * base ** ("kmg".index(unit[0]) + 1 if unit else 0))
+
+
+def parse_speculative(text: str) -> dict[str, Any]:
+    """The table of the option `speculative`; what may stand in it is checked by the engine.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no JSON object.
+    """
+    try:
+        table = json.loads(text)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no JSON object: write \'{{"method": "ngram", "num_speculative_tokens": 4}}\''
+        )
+    return table
 
 
 def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:

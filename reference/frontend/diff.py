@@ -93,16 +93,19 @@ class _Side:
             self.admissions[new.request_id] = new
         logits = output.logits or {}
         bitmasks = schedule.grammar_bitmasks
-        for request_id, (token_id,) in output.sampled_token_ids.items():
-            bitmask = bitmasks[request_id][0] if request_id in bitmasks else None
-            self._add(request_id, _Draw(token_id, logits[request_id], bitmask))
+        for request_id, token_ids in output.sampled_token_ids.items():
+            for j, (token_id, row) in enumerate(zip(token_ids, logits[request_id], strict=True)):
+                bitmask = bitmasks[request_id][j] if request_id in bitmasks else None
+                self._add(request_id, _Draw(token_id, row, bitmask))
         for request_id, token_ids in output.sibling_token_ids.items():
             for index, token_id in enumerate(token_ids, start=1):
                 parent, sibling_id = self.admissions[request_id], child_request_id(request_id, index)
                 seed = child_seed(parent.seed, index)
                 self.admissions[sibling_id] = replace(parent, request_id=sibling_id, seed=seed)
                 bitmask = bitmasks[request_id][0] if request_id in bitmasks else None
-                self._add(sibling_id, _Draw(token_id, logits[request_id], bitmask))
+                self._add(
+                    sibling_id, _Draw(token_id, logits[request_id][0], bitmask)
+                )  # they are drawn from one row
 
     def _add(self, request_id: str, draw: _Draw) -> None:
         output = self.outputs.setdefault(request_id, [])

@@ -43,6 +43,7 @@ class EngineCore:
         tier: the implementation.
         checkpoint: the weights.
         on_step: called after each forward pass with what was scheduled and what came out.
+        draft_checkpoint: the weights of the draft model, where the config has one.
         grammars: compiles `structured_outputs`; without it they are refused.
     """
 
@@ -52,16 +53,22 @@ class EngineCore:
         tier: Tier,
         checkpoint: Checkpoint,
         on_step: OnStep | None = None,
+        draft_checkpoint: Checkpoint | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.config = config
         self.grammars = grammars
         self.tier_name = tier.name
         # The KV cache first: a pool that does not fit into memory is refused before its blocks are counted out.
-        self.executor: Executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
+        self.executor: Executor = UniProcExecutor(
+            tier.make_model_runner(config, checkpoint, draft_checkpoint)
+        )
         self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
-        self.metrics = EngineMetrics(self.scheduler, config.cache.enable_prefix_caching)
+        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+        self.metrics = EngineMetrics(
+            self.scheduler, config.cache.enable_prefix_caching, num_drafts=num_drafts
+        )
         self.traces: list[StepTrace] = []
         self.made_at = time.perf_counter()
 
@@ -118,6 +125,7 @@ class EngineCore:
                     self.on_step(schedule, output)
             finally:  # an observer that raises must not leave the step half taken in
                 news = self.scheduler.update_from_output(schedule, output)
+        self.metrics.drafts_checked(schedule.scheduled_spec_decode_tokens, output.sampled_token_ids)
         self.metrics.step_finished(news)
         if trace is not None:
             self.traces.append(

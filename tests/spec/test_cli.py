@@ -250,6 +250,8 @@ def test_an_unknown_model_is_one_sentence(name: str, capsys: pytest.CaptureFixtu
         (["generate", "--colour", "red"], "unrecognized arguments: --colour"),
         (["generate", "--max-tok", "3"], "unrecognized arguments: --max-tok"),
         (["generate", "--max-tokens", "many"], "--max-tokens: invalid int value: 'many'"),
+        (["generate", "--speculative", "ngram"], '\'ngram\' is no JSON object: write \'{"method": "ngram"'),
+        (["generate", "--speculative", "[4]"], "'[4]' is no JSON object"),
         (["generate", "--kv-cache-memory", "3XB"], "'3XB' is no size: write bytes, 512MiB or 1GiB"),
         (["generate", "--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
         (["generate", "--threads", "0"], "--threads must be at least 1, got 0"),
@@ -421,6 +423,37 @@ def test_trace_writes_both_files_and_prints_the_totals(
     assert rows["prefix cache"].startswith(f"{2 * hit} of {3 * num_prompt} tokens hit")
     assert rows["preemptions"] == "0"
     assert rows["peak running, waiting"] == "2, 1"
+
+
+def test_speculation_is_an_option_in_json_and_trace_says_what_became_of_the_drafts(
+    model: str, tier_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is its own draft model: of five tokens the first step gives one, and the second the other four."""
+    file, out = tmp_path / "w.jsonl", tmp_path / "run.json"
+    file.write_text(TRACED)
+    table = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+    arguments = ["--model", model, "--tier", tier_name, "--speculative", json.dumps(table), "--out", str(out)]
+    assert main(["trace", str(file), *arguments]) == 0
+    lines = [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {columns[0]: columns[-1].strip() for columns in lines}
+    assert rows["tokens sampled"] == "15"
+    assert rows["drafts accepted"] == "9 of 9"
+    traces = read_trace(out)
+    assert list(traces[1].draft_token_ids) == ["r0", "r1"]
+    assert {traces[1].kinds[name] for name in traces[1].draft_token_ids} == {"decode"}
+    assert traces[1].sampled_token_ids["r0"][:3] == traces[1].draft_token_ids["r0"]
+
+
+def test_diff_compares_runs_with_speculation(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    table = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    file.write_text(
+        TRACED.replace('"max_num_seqs": 2', f'"max_num_seqs": 2, "speculative": {json.dumps(table)}')
+    )
+    assert main(["diff", str(file), "--model", model]) == 0
+    assert "equal" in capsys.readouterr().out
 
 
 def test_trace_without_a_file_prints_only_the_totals_and_the_command_line_wins(

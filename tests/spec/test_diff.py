@@ -61,8 +61,10 @@ class PlantedTier:
             self.change_scheduler(scheduler)
         return scheduler
 
-    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner:
-        runner = self.base.make_model_runner(config, checkpoint)
+    def make_model_runner(
+        self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
+    ) -> ModelRunner:
+        runner = self.base.make_model_runner(config, checkpoint, draft_checkpoint)
         execute = runner.execute
 
         def changed(schedule: SchedulerOutput) -> ModelRunnerOutput:
@@ -167,8 +169,8 @@ def test_a_tie_is_excused_and_the_other_requests_are_compared_to_the_end(model: 
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
 
         return PlantedTier(change_output=change)
@@ -184,8 +186,8 @@ def test_after_an_excuse_a_wrong_token_of_another_request_is_still_found(model: 
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
             if flip and schedule.step == 8 and "r0" in output.sampled_token_ids:
                 output.sampled_token_ids["r0"] = [(output.sampled_token_ids["r0"][0] + 1) % 300]
@@ -207,8 +209,8 @@ def test_after_an_excuse_an_abort_may_strike_at_another_token_but_another_end_is
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
             if flip and schedule.step == 8:  # the last before the abort
                 output.sampled_token_ids.pop("r1")
