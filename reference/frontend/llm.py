@@ -75,7 +75,8 @@ class LLM:
 
         Args:
             prompts: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of such.
-            sampling_params: one for all prompts, or one for each.
+            sampling_params: one for all prompts, or one for each. With `structured_outputs` the text of each output is
+                JSON of a schema, a match of a regular expression, one of some choices, a sentence of a grammar.
             use_tqdm: show a progress bar on stderr.
 
         Returns:

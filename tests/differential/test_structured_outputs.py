@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from reference.contracts.logits import unpack_bitmask
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.frontend.diff import compare_tiers
 from reference.frontend.engine_args import EngineArgs
@@ -235,6 +237,70 @@ def test_a_refused_grammar_leaves_the_engine_as_it_was(model: str, tier_name: st
     engine.add_request("a", "x", SamplingParams(max_tokens=1))  # the id is free
 
 
+# With speculation
+
+
+def speculating(model: str, method: str, k: int = 4) -> dict[str, Any]:
+    """Drafts from the text itself, or from the model itself, which knows nothing of grammars."""
+    if method == "ngram":
+        return {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": 1}
+    return {"method": "draft_model", "model": model, "num_speculative_tokens": k}
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_tokens_are_those_of_no_speculation_and_drafts_obey_the_grammar(
+    model: str, tier_name: str, method: str
+) -> None:
+    params = [asking(kind, temperature=t, seed=3) for kind in KINDS for t in (0.0, 1.2)]
+    params += [
+        asking("regex", temperature=0, ignore_eos=True),
+        asking("schema", temperature=1.2, n=3, seed=5),
+        asking("regex", temperature=1.2, min_tokens=7, seed=5, frequency_penalty=0.5),
+        SamplingParams(
+            temperature=0, max_tokens=64, structured_outputs=StructuredOutputsParams(regex="(ab){20}c")
+        ),
+    ]
+    plain = generate(model, tier_name, *params, max_model_len=128)
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(model=model, max_model_len=128, speculative=speculating(model, method)),
+        load_tier(tier_name),
+    )
+    requests = tuple(
+        WorkloadRequest(f"r{i}", prompt_token_ids=tuple(range(20 + i, 40 + i)), params=each)
+        for i, each in enumerate(params)
+    )
+    finished = run_workload(engine, Workload(requests))
+    outputs = [finished[f"r{i}"] for i in range(len(params))]
+    assert token_ids(outputs) == token_ids(plain)
+    assert [o.outputs[0].finish_reason for o in outputs] == [o.outputs[0].finish_reason for o in plain]
+    metrics = engine.metrics.snapshot()
+    assert 0 < metrics.num_accepted_tokens <= metrics.num_draft_tokens
+    # A model that guesses for itself draws alike, so what the grammar lets pass is right.
+    assert (metrics.num_accepted_tokens == metrics.num_draft_tokens) == (method == "draft_model")
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_no_draft_is_checked_that_the_grammar_forbids(model: str, tier_name: str, method: str) -> None:
+    """Each draft of a step has its bit in the row before it."""
+    num_checked = 0
+
+    def look(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        nonlocal num_checked
+        for request_id, drafts in schedule.scheduled_spec_decode_tokens.items():
+            rows = [unpack_bitmask(row, 320) for row in schedule.grammar_bitmasks[request_id]]
+            assert len(rows) == 1 + len(drafts)
+            assert all(row[draft] for row, draft in zip(rows, drafts, strict=False))
+            num_checked += len(drafts)
+
+    args = EngineArgs(model=model, max_model_len=128, speculative=speculating(model, method))
+    engine = LLMEngine.from_engine_args(args, load_tier(tier_name), look)
+    params = asking("spaced schema", temperature=1.2, seed=1)
+    run_workload(
+        engine, Workload((WorkloadRequest("a", prompt_token_ids=tuple(range(20, 40)), params=params),))
+    )
+    assert num_checked > 0
+
+
 # Both tiers in lockstep
 
 
@@ -253,8 +319,14 @@ def workload(num_blocks: int) -> Workload:
 
 
 @pytest.mark.parametrize("num_blocks", [40, 400])
-def test_tokens_tables_and_schedule_are_equal_on_both_tiers(model: str, num_blocks: int) -> None:
-    report = compare_tiers((load_tier("reference"), load_tier("fast")), model, workload(num_blocks))
+@pytest.mark.parametrize(
+    "drafts", [None, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}]
+)
+def test_tokens_tables_and_schedule_are_equal_on_both_tiers(
+    model: str, num_blocks: int, drafts: dict[str, Any] | None
+) -> None:
+    tiers = (load_tier("reference"), load_tier("fast"))
+    report = compare_tiers(tiers, model, workload(num_blocks), speculative=drafts)
     assert report.divergence is None
     assert report.excused == []
     assert report.num_errors == 0

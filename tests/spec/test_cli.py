@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -630,3 +631,60 @@ def test_a_conversation_that_outgrows_the_model_says_how_to_go_on(
     assert "max_model_len is 64" in printed
     assert "/reset starts a new conversation." in printed
     assert [message["content"] for message in loop.messages][:1] == ["Hi"]
+
+
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "maxProperties": 1}'
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--regex", "[0-9]{3}"], "[0-9]{3}"),
+        (["--choice", "tea", "--choice", "coffee"], "tea|coffee"),
+        (["--grammar", 'start: "(" "x" ")"'], r"\(x\)"),
+        (["--json-schema", SCHEMA, "--disable-any-whitespace"], r'\{"a":"[xy]"\}'),
+        (["--json-object", "--disable-any-whitespace", "--logit-bias", "94=100"], r"\{\}"),
+    ],
+)
+def test_the_text_of_generate_is_what_the_options_ask_for(
+    model: str, tier_name: str, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert (
+        main(generate(model, "--max-tokens", "20", "--tier", tier_name, "--json", *arguments, "Hello")) == 0
+    )
+    ((output,),) = (line["outputs"] for line in json_lines(capsys.readouterr().out))
+    assert re.fullmatch(expected, output["text"])
+
+
+def test_a_schema_and_a_grammar_may_stand_in_a_file(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA, encoding="utf-8")
+    (tmp_path / "grammar.lark").write_text("start: A\nA: /x+y/\n", encoding="utf-8")
+    options = generate(model, "--max-tokens", "40", "--json", "--logit-bias", "91=9")
+    assert (
+        main([*options, "--json-schema", str(tmp_path / "schema.json"), "--disable-any-whitespace", "Hello"])
+        == 0
+    )
+    assert main([*options, "--grammar", str(tmp_path / "grammar.lark"), "Hello"]) == 0
+    first, second = (line["outputs"][0]["text"] for line in json_lines(capsys.readouterr().out))
+    assert json.loads(first)["a"] in ("x", "y")
+    assert re.fullmatch("x+y", second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--regex", "a", "--choice", "b"], "structured_outputs needs exactly one of"),
+        (["--json-schema", "no-such-file.json"], "the file 'no-such-file.json' cannot be read"),
+        (["--grammar", "no-such-file"], "the file 'no-such-file' cannot be read"),
+        (["--regex", "[a"], "structured_outputs.regex cannot be compiled"),
+    ],
+)
+def test_options_of_guided_decoding_that_make_no_sense_are_one_sentence(
+    model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(generate(model, *arguments, "Hello")) == 2
+    assert message in capsys.readouterr().err
