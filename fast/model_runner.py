@@ -416,7 +416,9 @@ class ModelRunner:
         for request_id, count, row in zip(request_ids, draws.counts.tolist(), first_rows, strict=True):
             drawn = token_ids[start : start + count]
             is_birth = bool(draws.sequences[start + count - 1])  # of n > 1 sequences
-            accepted = drawn[:1] if is_birth else _accepted_token_ids(draws.drafts.get(request_id, ()), drawn)
+            accepted = drawn[:1]
+            if count > 1 and not is_birth:
+                accepted = _accepted_token_ids(draws.drafts[request_id], drawn)
             start += count
             if drawn[0] < 0:  # then so has the row of all siblings
                 errors[request_id] = NO_TOKEN if drawn[0] == NO_TOKEN_LEFT else NAN_LOGITS
