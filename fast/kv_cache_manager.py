@@ -115,7 +115,9 @@ class KVCacheManager:
         for index in range(len(chain), num_blocks):
             tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
             parent = chain[-1] if chain else ROOT_HASH
-            chain.append(hash_block(parent, tokens, extra_keys(index, request.cache_salt, request.embeds_digest)))
+            chain.append(
+                hash_block(parent, tokens, extra_keys(index, request.cache_salt, request.embeds_digest))
+            )
         return chain
 
     def fork(self, parent: Request, sibling: Request) -> None:

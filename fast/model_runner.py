@@ -9,14 +9,16 @@ What differs:
 - Requests stand in the order of their rows, not of the schedule. When all of them are scheduled, the block
   tables the kernels read are a view of the persistent table.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
+- Prompts that are scored and prompts that came as vectors are kept in tables of their own: a step without any does
+  not look for them.
 
 Source: vLLM's `v1/worker/gpu_model_runner.py` and `v1/worker/gpu_input_batch.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -26,7 +28,7 @@ from fast.attention import AttentionMetadata
 from fast.models import get_model_class
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig, cdiv
-from reference.contracts.logits import top_logprobs
+from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id
 from reference.contracts.schedule import (
@@ -34,6 +36,7 @@ from reference.contracts.schedule import (
     NO_TOKEN,
     ModelRunnerOutput,
     NewRequestData,
+    PromptLogprobs,
     RunningRequestData,
     SchedulerOutput,
     TokenLogprob,
@@ -101,6 +104,8 @@ class _InputBatch:
         self.num_sequences = np.zeros(rows, dtype=np.int64)  # n
         self.processed: dict[str, tuple[ProcessedRow, list[int]]] = {}  # few; with the output that it reads
         self.num_logprobs: dict[str, int] = {}  # of those that asked for any
+        self.num_prompt_logprobs: dict[str, int] = {}  # of those whose prompt is still to be scored
+        self.prompt_embeds: dict[str, torch.Tensor] = {}  # float32 [P, C], in place of the prompt's tokens
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -128,11 +133,14 @@ class _InputBatch:
         self.num_sequences[row] = new.sampling_params.n
         if new.sampling_params.logprobs is not None:
             self.num_logprobs[new.request_id] = new.sampling_params.logprobs
+        if new.sampling_params.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens:
+            self.num_prompt_logprobs[new.request_id] = new.sampling_params.prompt_logprobs
+        if new.prompt_embeds is not None:
+            self.prompt_embeds[new.request_id] = torch.from_numpy(new.prompt_embeds)
         if new.sampling_params.changes_logits:
-            prompt, output = (
-                new.token_ids[: new.num_prompt_tokens],
-                list(new.token_ids[new.num_prompt_tokens :]),
-            )
+            # The ids of a prompt that came as vectors only hold the places.
+            prompt = new.token_ids[: new.num_prompt_tokens] if new.prompt_embeds is None else ()
+            output = list(new.token_ids[new.num_prompt_tokens :])
             self.processed[new.request_id] = ProcessedRow(new.sampling_params, prompt, output), output
 
     def remove(self, request_id: str) -> None:
@@ -142,6 +150,8 @@ class _InputBatch:
             return
         self.processed.pop(request_id, None)
         self.num_logprobs.pop(request_id, None)
+        self.num_prompt_logprobs.pop(request_id, None)
+        self.prompt_embeds.pop(request_id, None)
         last_id = self.req_ids.pop()
         if last_id == request_id:
             return
@@ -193,6 +203,7 @@ class _StepInput:
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int64 [T]
     attention: AttentionMetadata
+    request_rows: np.ndarray  # int64 [S], their batch rows, ascending
     sampling_rows: np.ndarray  # int64 [R], batch rows of the requests that reach their last known token
     logits_rows: torch.Tensor  # int64 [R], where that token stands among the T
 
@@ -235,10 +246,15 @@ class ModelRunner:
         with torch.inference_mode():
             if schedule.block_copies:
                 self._copy_blocks(schedule)
+            embeds = self._inputs_embeds(step)
             # hidden is [T, C]
-            hidden = self.model.forward(step.input_ids, step.positions, self.kv_caches, step.attention)
+            hidden = self.model.forward(
+                step.input_ids, step.positions, self.kv_caches, step.attention, embeds
+            )
+            prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampling_rows):
-                return ModelRunnerOutput(sampled_token_ids={}, logits={} if self.keep_logits else None)
+                kept: dict[str, np.ndarray] | None = {} if self.keep_logits else None
+                return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
             logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
             draws, indices = self._draws(step.sampling_rows)
             drawn = logits if len(draws) == len(logits) else logits.index_select(0, torch.from_numpy(draws))
@@ -248,7 +264,8 @@ class ModelRunner:
             needs_raw = self.keep_logits or self._batch.num_logprobs
             raw = logits.clone() if spoils_raw and needs_raw else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
-        return self._make_output(step.sampling_rows, draws, indices, token_ids, raw)
+        output = self._make_output(step.sampling_rows, draws, indices, token_ids, raw)
+        return replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
 
     def _draws(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Row of logits and index of the sequence of each token to draw: two int64 [number of draws].
@@ -309,9 +326,63 @@ class ModelRunner:
                 block_tables=torch.from_numpy(batch.block_tables_of(rows)),
                 slot_mapping=torch.from_numpy(slots),
             ),
+            request_rows=rows,
             sampling_rows=rows[caught_up],
             logits_rows=torch.from_numpy(query_start_loc[1:][caught_up] - 1),
         )
+
+    def _spans(self, step: _StepInput, request_ids: Iterable[str]) -> Iterator[tuple[str, int, int, int]]:
+        """(id, first position, first row, row behind the last) among the T of those that this step computes."""
+        for request_id in request_ids:
+            row = self._batch.row_of[request_id]
+            s = int(np.searchsorted(step.request_rows, row))
+            if s < len(step.request_rows) and step.request_rows[s] == row:
+                first, last = step.attention.query_start_loc[s : s + 2].tolist()
+                yield request_id, int(self._batch.num_computed_tokens[row]), first, last
+
+    def _inputs_embeds(self, step: _StepInput) -> torch.Tensor | None:
+        """[T, C]: given vectors at the positions of such prompts, and everywhere else the embedding of the token.
+
+        None when every token of the step is one. A prompt that is through leaves the table.
+        """
+        embeds = None
+        given = self._batch.prompt_embeds
+        for request_id, start, first, last in self._spans(step, list(given)):
+            rows = given[request_id][start : start + last - first]  # [rows, C]
+            if embeds is None:
+                embeds = self.model.embed_input_ids(step.input_ids)  # [T, C]
+            embeds[first : first + len(rows)] = rows
+            if start + last - first >= len(given[request_id]):
+                del given[request_id]
+        return embeds
+
+    def _prompt_logprobs(
+        self, step: _StepInput, hidden: torch.Tensor
+    ) -> tuple[dict[str, PromptLogprobs], dict[str, str]]:
+        """Of each prompt that asked for them, as far as this step has come; and those with a NaN, which are errors.
+
+        The row of position p scores the token at p + 1, and the row of the last one scores no token of the prompt. A
+        prompt that is through leaves the table, and is not scored again when it is only computed again.
+        """
+        batch = self._batch
+        scored: dict[str, PromptLogprobs] = {}
+        errors: dict[str, str] = {}
+        for request_id, position, first, last in self._spans(step, list(batch.num_prompt_logprobs)):
+            row, num_logprobs = batch.row_of[request_id], batch.num_prompt_logprobs[request_id]
+            num_prompt_tokens = int(batch.num_prompt_tokens[row])
+            start, end = position + 1, min(position + 1 + last - first, num_prompt_tokens)
+            token_ids = batch.token_ids.values[row, start:end].tolist()
+            rows = hidden[first : first + len(token_ids)]  # [rows, C]
+            parts = (rows[i : i + PROMPT_ROWS] for i in range(0, len(rows), PROMPT_ROWS))
+            logits = (self.model.compute_logits(part).numpy() for part in parts)
+            found = top_prompt_logprobs(logits, start, token_ids, num_logprobs)
+            if found is None:
+                errors[request_id] = NAN_LOGITS
+            elif token_ids:
+                scored[request_id] = found
+            if position + last - first >= num_prompt_tokens:
+                del batch.num_prompt_logprobs[request_id]
+        return scored, errors
 
     def _sampling_metadata(self, rows: np.ndarray, indices: np.ndarray) -> SamplingMetadata:
         batch = self._batch

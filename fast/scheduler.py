@@ -269,8 +269,8 @@ class Scheduler:
                 continue
             if request_id in output.sibling_token_ids:
                 siblings += self._fork(request, output.sibling_token_ids[request_id])
-            token_ids = output.sampled_token_ids.get(request_id)
-            if token_ids:
+            token_ids = output.sampled_token_ids.get(request_id, ())
+            if token_ids or request_id in output.prompt_logprobs:
                 outputs.append(self._append_tokens(request, token_ids, output))
                 if request.is_finished:
                     finished.append(request)
@@ -292,8 +292,12 @@ class Scheduler:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 break
-        logprobs = output.logprobs.get(request.request_id, ())
-        return EngineCoreOutput.from_request(request, taken, logprobs=logprobs)
+        return EngineCoreOutput.from_request(
+            request,
+            taken,
+            logprobs=output.logprobs.get(request.request_id, ()),
+            prompt_logprobs=output.prompt_logprobs.get(request.request_id),
+        )
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""

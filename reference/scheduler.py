@@ -202,7 +202,8 @@ class Scheduler:
                 continue
             # Before the request itself may end: its siblings share its blocks.
             siblings += self._fork(request, output.sibling_token_ids.get(request_id, ()))
-            if token_ids := output.sampled_token_ids.get(request_id):
+            token_ids = output.sampled_token_ids.get(request_id, ())
+            if token_ids or request_id in output.prompt_logprobs:
                 outputs.append(self._append_tokens(request, token_ids, output))
         outputs += [self._append_tokens(sibling, (token_id,), output) for sibling, token_id in siblings]
         self._place([sibling for sibling, _ in siblings if not sibling.is_finished])
@@ -216,8 +217,12 @@ class Scheduler:
             if append_and_check_stop(request, token_id, self.max_total_tokens):
                 self._finish(request)
                 break  # tokens after the stop are cut
-        logprobs = output.logprobs.get(request.request_id, ())
-        return EngineCoreOutput.from_request(request, request.all_token_ids[num_before:], logprobs=logprobs)
+        return EngineCoreOutput.from_request(
+            request,
+            request.all_token_ids[num_before:],
+            logprobs=output.logprobs.get(request.request_id, ()),
+            prompt_logprobs=output.prompt_logprobs.get(request.request_id),
+        )
 
     def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
         """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""

@@ -11,7 +11,7 @@ bits. What would leave float32 stays at its largest finite number, so no penalty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import PromptLogprobs, TokenLogprob
 
 _LARGEST = float(np.finfo(np.float32).max)
-# Rows of a prompt that are scored at a time: a long prompt times a large vocabulary would be gigabytes.
+# Rows of a prompt whose logits exist at a time: a long prompt times a large vocabulary would be gigabytes.
 PROMPT_ROWS = 64
 
 
@@ -117,7 +117,7 @@ def top_logprobs(logits: np.ndarray, token_id: int, num_logprobs: int) -> tuple[
 
 
 def _best(z: np.ndarray, k: int) -> list[int]:
-    """Ids of the k largest of z [V], the largest first and of equals the lower id: a full sort, for a tenth of its time.
+    """Ids of the k largest of z [V], the largest first and of equals the lower id, without sorting them all.
 
     A partition finds the k-th largest value but takes any of those equal to it, so the ids are chosen by that value.
     """
@@ -132,13 +132,13 @@ def _best(z: np.ndarray, k: int) -> list[int]:
 
 
 def top_prompt_logprobs(
-    logits_of: Callable[[slice], np.ndarray], start: int, token_ids: Sequence[int], num_logprobs: int
+    logits: Iterable[np.ndarray], start: int, token_ids: Sequence[int], num_logprobs: int
 ) -> PromptLogprobs | None:
-    """`top_logprobs` of some neighbouring tokens of a prompt, a few rows at a time.
+    """`top_logprobs` of neighbouring tokens of a prompt.
 
     Args:
-        logits_of: float32 [rows, V] of a slice of the rows [0, len(token_ids)); row i says what follows the token
-            before `token_ids[i]`.
+        logits: float32 [rows, V], part after part (see `PROMPT_ROWS`), together a row a token: the model's answer to
+            what stands before it.
         start: position of the first of these tokens, at least 1.
         token_ids: the tokens.
         num_logprobs: as in `top_logprobs`.
@@ -147,13 +147,12 @@ def top_prompt_logprobs(
         An entry a token, or None when a row holds NaN.
     """
     entries: list[tuple[TokenLogprob, ...]] = []
-    for first in range(0, len(token_ids), PROMPT_ROWS):
-        rows = slice(first, min(first + PROMPT_ROWS, len(token_ids)))
-        logits = logits_of(rows)  # [rows, V]
-        if np.isnan(logits).any():
+    for part in logits:
+        if np.isnan(part).any():
             return None
+        first = len(entries)
         entries += [
             top_logprobs(row, token_id, num_logprobs)
-            for row, token_id in zip(logits, token_ids[rows], strict=True)
+            for row, token_id in zip(part, token_ids[first : first + len(part)], strict=True)
         ]
     return PromptLogprobs(start, tuple(entries))

@@ -74,7 +74,9 @@ class LLM:
         """Generate for one prompt or many.
 
         Args:
-            prompts: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of such.
+            prompts: text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}` or `{"prompt_embeds": ...}`, or a
+                list of such. Embeddings are vectors [P, hidden size] in place of tokens, in any array with `__array__`
+                or `__dlpack__`.
             sampling_params: one for all prompts, or one for each.
             use_tqdm: show a progress bar on stderr.
 
