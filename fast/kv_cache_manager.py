@@ -43,7 +43,7 @@ class KVCacheManager:
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        if not self.enable_caching:
+        if not self.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             return []
         hits: list[int] = []
         num_full_blocks = (request.num_tokens - 1) // self.block_size
@@ -132,7 +132,9 @@ class KVCacheManager:
         for index in range(len(chain), num_blocks):
             tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
             parent = chain[-1] if chain else ROOT_HASH
-            chain.append(hash_block(parent, tokens, extra_keys(index, request.cache_salt)))
+            chain.append(
+                hash_block(parent, tokens, extra_keys(index, request.cache_salt, request.embeds_digest))
+            )
         return chain
 
     def fork(self, parent: Request, sibling: Request) -> None:

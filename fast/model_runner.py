@@ -10,13 +10,15 @@ What differs:
   tables the kernels read are a view of the persistent table.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - Drafts never enter the persistent rows: they are laid over the step's input, so a rejected one leaves no trace.
+- Prompts that are scored and prompts that came as vectors are kept in tables of their own: a step without any does
+  not look for them.
 
 Source: vLLM's `v1/worker/gpu_model_runner.py` and `v1/worker/gpu_input_batch.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -28,7 +30,7 @@ from fast.block_transfer import BlockTransfer
 from fast.models import get_model_class
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig, cdiv
-from reference.contracts.logits import top_logprobs
+from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id
 from reference.contracts.sampling_params import SamplingParams
@@ -37,6 +39,7 @@ from reference.contracts.schedule import (
     NO_TOKEN,
     ModelRunnerOutput,
     NewRequestData,
+    PromptLogprobs,
     RunningRequestData,
     SchedulerOutput,
     TokenLogprob,
@@ -107,6 +110,8 @@ class _InputBatch:
         self.num_logprobs: dict[str, int] = {}  # of those that asked for any
         # Of those that somebody may guess for: a prompt that came as embeddings gives nothing to guess from.
         self.guessable: dict[str, SamplingParams] = {}
+        self.num_prompt_logprobs: dict[str, int] = {}  # of those whose prompt is still to be scored
+        self.prompt_embeds: dict[str, torch.Tensor] = {}  # float32 [P, C], in place of the prompt's tokens
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -136,11 +141,14 @@ class _InputBatch:
             self.guessable[new.request_id] = new.sampling_params
         if new.sampling_params.logprobs is not None:
             self.num_logprobs[new.request_id] = new.sampling_params.logprobs
+        if new.sampling_params.prompt_logprobs is not None and len(new.token_ids) == new.num_prompt_tokens:
+            self.num_prompt_logprobs[new.request_id] = new.sampling_params.prompt_logprobs
+        if new.prompt_embeds is not None:
+            self.prompt_embeds[new.request_id] = torch.from_numpy(new.prompt_embeds)
         if new.sampling_params.changes_logits:
-            prompt, output = (
-                new.token_ids[: new.num_prompt_tokens],
-                list(new.token_ids[new.num_prompt_tokens :]),
-            )
+            # The ids of a prompt that came as vectors only hold the places.
+            prompt = new.token_ids[: new.num_prompt_tokens] if new.prompt_embeds is None else ()
+            output = list(new.token_ids[new.num_prompt_tokens :])
             self.processed[new.request_id] = ProcessedRow(new.sampling_params, prompt, output), output
 
     def remove(self, request_id: str) -> None:
@@ -151,6 +159,8 @@ class _InputBatch:
         self.processed.pop(request_id, None)
         self.num_logprobs.pop(request_id, None)
         self.guessable.pop(request_id, None)
+        self.num_prompt_logprobs.pop(request_id, None)
+        self.prompt_embeds.pop(request_id, None)
         last_id = self.req_ids.pop()
         if last_id == request_id:
             return
@@ -206,6 +216,7 @@ class _StepInput:
     input_ids: torch.Tensor  # int32 [T]
     positions: torch.Tensor  # int64 [T]
     attention: AttentionMetadata
+    request_rows: np.ndarray  # int64 [S], their batch rows, ascending
     sampling_rows: np.ndarray  # int64 [Q], batch rows of the requests that reach their last known token
     num_drafts: np.ndarray  # int64 [Q], tokens behind it
     logits_rows: torch.Tensor  # int64 [R], where that token and its drafts stand among the T, R = Q + drafts
@@ -285,10 +296,15 @@ class ModelRunner:
             return ModelRunnerOutput(sampled_token_ids={})
         step = self._prepare_inputs(schedule)
         with torch.inference_mode():
+            embeds = self._inputs_embeds(step)
             # hidden is [T, C]
-            hidden = self.model.forward(step.input_ids, step.positions, self.kv_caches, step.attention)
+            hidden = self.model.forward(
+                step.input_ids, step.positions, self.kv_caches, step.attention, embeds
+            )
+            prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampling_rows):
-                return ModelRunnerOutput(sampled_token_ids={}, logits={} if self.config.keep_logits else None)
+                kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
+                return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
             logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
             is_one_each = len(draws.rows) == len(logits)
@@ -300,6 +316,7 @@ class ModelRunner:
             raw = logits.clone() if spoils_raw and needs_raw else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
         output = self._make_output(step.sampling_rows, draws, token_ids, raw)
+        output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
@@ -371,10 +388,64 @@ class ModelRunner:
                 block_tables=torch.from_numpy(batch.block_tables_of(rows)),
                 slot_mapping=torch.from_numpy(slots),
             ),
+            request_rows=rows,
             sampling_rows=rows[caught_up],
             num_drafts=num_drafts,
             logits_rows=torch.from_numpy(_ragged_arange(last_rows - num_drafts, 1 + num_drafts)),
         )
+
+    def _spans(self, step: _StepInput, request_ids: Iterable[str]) -> Iterator[tuple[str, int, int, int]]:
+        """(id, first position, first row, row behind the last) among the T of those that this step computes."""
+        for request_id in request_ids:
+            row = self._batch.row_of[request_id]
+            s = int(np.searchsorted(step.request_rows, row))
+            if s < len(step.request_rows) and step.request_rows[s] == row:
+                first, last = step.attention.query_start_loc[s : s + 2].tolist()
+                yield request_id, int(self._batch.num_computed_tokens[row]), first, last
+
+    def _inputs_embeds(self, step: _StepInput) -> torch.Tensor | None:
+        """[T, C]: given vectors at the positions of such prompts, and everywhere else the embedding of the token.
+
+        None when every token of the step is one. A prompt that is through leaves the table.
+        """
+        embeds = None
+        given = self._batch.prompt_embeds
+        for request_id, start, first, last in self._spans(step, list(given)):
+            rows = given[request_id][start : start + last - first]  # [rows, C]
+            if embeds is None:
+                embeds = self.model.embed_input_ids(step.input_ids)  # [T, C]
+            embeds[first : first + len(rows)] = rows
+            if start + last - first >= len(given[request_id]):
+                del given[request_id]
+        return embeds
+
+    def _prompt_logprobs(
+        self, step: _StepInput, hidden: torch.Tensor
+    ) -> tuple[dict[str, PromptLogprobs], dict[str, str]]:
+        """Of each prompt that asked for them, as far as this step has come; and those with a NaN, which are errors.
+
+        The row of position p scores the token at p + 1, and the row of the last one scores no token of the prompt. A
+        prompt that is through leaves the table, and is not scored again when it is only computed again.
+        """
+        batch = self._batch
+        scored: dict[str, PromptLogprobs] = {}
+        errors: dict[str, str] = {}
+        for request_id, position, first, last in self._spans(step, list(batch.num_prompt_logprobs)):
+            row, num_logprobs = batch.row_of[request_id], batch.num_prompt_logprobs[request_id]
+            num_prompt_tokens = int(batch.num_prompt_tokens[row])
+            start, end = position + 1, min(position + 1 + last - first, num_prompt_tokens)
+            token_ids = batch.token_ids.values[row, start:end].tolist()
+            rows = hidden[first : first + len(token_ids)]  # [rows, C]
+            parts = (rows[i : i + PROMPT_ROWS] for i in range(0, len(rows), PROMPT_ROWS))
+            logits = (self.model.compute_logits(part).numpy() for part in parts)
+            found = top_prompt_logprobs(logits, start, token_ids, num_logprobs)
+            if found is None:
+                errors[request_id] = NAN_LOGITS
+            elif token_ids:
+                scored[request_id] = found
+            if position + last - first >= num_prompt_tokens:
+                del batch.num_prompt_logprobs[request_id]
+        return scored, errors
 
     def _sampling_metadata(self, draws: _Draws, schedule: SchedulerOutput) -> SamplingMetadata:
         batch, rows = self._batch, draws.requests

@@ -46,7 +46,7 @@ class KVCacheManager:
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        if not self.enable_caching:
+        if not self.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             return []
         # The last known token is always computed again: its logits are what the next token is drawn from.
         num_full_blocks = (request.num_tokens - 1) // self.block_size
@@ -127,7 +127,7 @@ class KVCacheManager:
         parent = ROOT_HASH
         for index in range(num_blocks):
             tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
-            parent = hash_block(parent, tokens, extra_keys(index, request.cache_salt))
+            parent = hash_block(parent, tokens, extra_keys(index, request.cache_salt, request.embeds_digest))
             hashes.append(parent)
         return hashes
 

@@ -19,7 +19,7 @@ import numpy as np
 from reference.attention import AttentionMetadata
 from reference.block_transfer import BlockTransfer
 from reference.contracts.config import EngineConfig
-from reference.contracts.logits import top_logprobs
+from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id, child_seed
 from reference.contracts.sampling_params import SamplingParams
@@ -27,6 +27,7 @@ from reference.contracts.schedule import (
     NAN_LOGITS,
     NO_TOKEN,
     ModelRunnerOutput,
+    PromptLogprobs,
     SchedulerOutput,
     TokenLogprob,
 )
@@ -49,11 +50,16 @@ class _RequestState:
     num_computed_tokens: int
     sampling_params: SamplingParams
     seed: int
-    is_prompt_known: bool  # by its tokens: one that came as embeddings gives nothing to guess from
+    prompt_embeds: np.ndarray | None  # float32 [P, C], in place of the prompt's tokens
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """None, if the prompt came as vectors: its ids only hold the places."""
+        return self.token_ids[: self.num_prompt_tokens] if self.prompt_embeds is None else []
 
 
 @dataclass(frozen=True)
@@ -117,15 +123,22 @@ class ModelRunner:
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
         batch = self._prepare_inputs(schedule)
+        embeds = self._inputs_embeds(schedule, batch)
         # hidden is [T, C]
-        hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention)
+        hidden = self.model.forward(batch.input_ids, batch.positions, self.kv_caches, batch.attention, embeds)
         logits = self.model.compute_logits(hidden[batch.logits_rows])  # [R, V]
         draws = self._draws(batch.sampled_rows, schedule)
         token_ids = self.sampler(
             logits[[draw.row for draw in draws]], self._sampling_metadata(draws, schedule)
         )
+        prompt_logprobs, errors = self._prompt_logprobs(schedule, batch, hidden)
         output = self._make_output(batch.sampled_rows, draws, token_ids, logits)
-        return replace(output, draft_token_ids=self._propose_drafts(output.sampled_token_ids))
+        return replace(
+            output,
+            errors=output.errors | errors,
+            prompt_logprobs=prompt_logprobs,
+            draft_token_ids=self._propose_drafts(output.sampled_token_ids),
+        )
 
     def _draws(self, sampled_rows: dict[str, range], schedule: SchedulerOutput) -> list[_Draw]:
         """One draw a row; but when a prompt with n > 1 is complete, its one row gives all n sequences a first token."""
@@ -154,7 +167,7 @@ class ModelRunner:
                 num_computed_tokens=new.num_computed_tokens,
                 sampling_params=new.sampling_params,
                 seed=new.seed,
-                is_prompt_known=new.prompt_embeds is None,
+                prompt_embeds=new.prompt_embeds,
             )
         for running in schedule.scheduled_running_reqs:
             state = self._states[running.request_id]
@@ -200,6 +213,50 @@ class ModelRunner:
             sampled_rows=sampled_rows,
         )
 
+    def _inputs_embeds(self, schedule: SchedulerOutput, batch: _Batch) -> np.ndarray | None:
+        """[T, C]: given vectors at the positions of such prompts, and everywhere else the embedding of the token.
+
+        None when every token of the step is one.
+        """
+        embeds = None
+        for s, request_id in enumerate(schedule.num_scheduled_tokens):
+            state = self._states[request_id]
+            if state.prompt_embeds is None or state.num_computed_tokens >= state.num_prompt_tokens:
+                continue
+            if embeds is None:
+                embeds = self.model.embed_input_ids(batch.input_ids)  # [T, C]
+            first, last = batch.attention.query_start_loc[s : s + 2]
+            given = state.prompt_embeds[state.num_computed_tokens :][: last - first]  # [rows, C]
+            embeds[first : first + len(given)] = given
+        return embeds
+
+    def _prompt_logprobs(
+        self, schedule: SchedulerOutput, batch: _Batch, hidden: np.ndarray
+    ) -> tuple[dict[str, PromptLogprobs], dict[str, str]]:
+        """Of each prompt that asked for them, as far as this step has come; and those with a NaN, which are errors.
+
+        The row of position p scores the token at p + 1, and the row of the last one scores no token of the prompt. Once
+        there is output the prompt was scored before, and it is only computed again.
+        """
+        scored: dict[str, PromptLogprobs] = {}
+        errors: dict[str, str] = {}
+        for s, request_id in enumerate(schedule.num_scheduled_tokens):
+            state = self._states[request_id]
+            num_logprobs = state.sampling_params.prompt_logprobs
+            if num_logprobs is None or state.num_output_tokens:
+                continue
+            first, last = batch.attention.query_start_loc[s : s + 2]
+            start = state.num_computed_tokens + 1
+            token_ids = state.token_ids[start : start + last - first]
+            rows = hidden[first : first + len(token_ids)]  # [rows, C]
+            parts = np.split(rows, range(PROMPT_ROWS, len(rows), PROMPT_ROWS))
+            found = top_prompt_logprobs(map(self.model.compute_logits, parts), start, token_ids, num_logprobs)
+            if found is None:
+                errors[request_id] = NAN_LOGITS
+            elif token_ids:
+                scored[request_id] = found
+        return scored, errors
+
     def _slot(self, block_ids: list[int], position: int) -> int:
         """Where the K and V of a position live: logical block -> physical block -> slot."""
         return block_ids[position // self.block_size] * self.block_size + position % self.block_size
@@ -227,7 +284,7 @@ class ModelRunner:
             processed_rows={
                 r: ProcessedRow(
                     state.sampling_params,
-                    prompt_token_ids=state.token_ids[: state.num_prompt_tokens],
+                    prompt_token_ids=state.prompt_token_ids,
                     output_token_ids=state.token_ids[state.num_prompt_tokens :],
                 ).followed_by(draw.drafts)
                 for r, (state, draw) in enumerate(zip(states, draws, strict=True))
@@ -277,7 +334,7 @@ class ModelRunner:
             params, known = state.sampling_params, state.token_ids + newest
             num_output = len(known) - state.num_prompt_tokens
             wanted = num_wanted_drafts(self.config, params, len(known), num_output, newest)
-            if wanted and state.is_prompt_known:
+            if wanted and state.prompt_embeds is None:
                 requests.append(
                     DraftRequest(request_id, known, state.num_prompt_tokens, params, state.seed, wanted)
                 )

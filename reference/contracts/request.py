@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from reference.contracts.block_hash import hash_embeds
 from reference.contracts.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     prompt_embeds: np.ndarray | None = None
+    embeds_digest: str | None = None  # of the vectors; all that the prefix cache knows of them
     grammar: Grammar | None = None  # what the output may be, and how far into it the output has come
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
@@ -87,6 +89,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.sort_key = (self.priority, self.arrival, self.request_id)
+        if self.prompt_embeds is not None and self.embeds_digest is None:
+            self.embeds_digest = hash_embeds(self.prompt_embeds)
 
     @classmethod
     def from_engine_core_request(cls, request: EngineCoreRequest) -> Request:
@@ -116,6 +120,7 @@ class Request:
             priority=self.priority,
             cache_salt=self.cache_salt,
             prompt_embeds=self.prompt_embeds,
+            embeds_digest=self.embeds_digest,
             grammar=None if self.grammar is None else self.grammar.fork(),
             num_computed_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,

@@ -31,6 +31,13 @@ def _require_range(name: str, value: object, low: float, high: float) -> None:
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value!r}.")
 
 
+def _require_num_logprobs(name: str, value: int | None) -> None:
+    if value is not None:
+        _require_int(name, value)
+        if not 0 <= value <= MAX_LOGPROBS:
+            raise ValueError(f"{name} must be from 0 to {MAX_LOGPROBS}, got {value}.")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one request.
@@ -49,6 +56,8 @@ class SamplingParams:
         bad_words: words that never appear in the output, at the start of a text or behind a space.
         logprobs: so many of the most probable tokens are reported at each position, beside the sampled one; 0 reports
             the sampled one alone, `None` none. Of the raw logits, before anything above changes them.
+        prompt_logprobs: the same for each token of the prompt but the first, which nothing stands before. Such a
+            request computes its whole prompt: it never reads the prefix cache.
         seed: 64-bit seed of the request's draws; `None` derives one from the engine's seed and the arrival number.
         max_tokens: tokens to generate at most; `None` means until the maximum length.
         min_tokens: so many tokens are generated before end-of-sequence, a stop token id or a stop string may end
@@ -77,6 +86,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -107,10 +117,8 @@ class SamplingParams:
             raise ValueError(f"top_k must be -1 or 0 (off) or at least 1, got {self.top_k}.")
         self._check_penalties()
         self._check_lengths()
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs)
-            if not 0 <= self.logprobs <= MAX_LOGPROBS:
-                raise ValueError(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {self.logprobs}.")
+        _require_num_logprobs("logprobs", self.logprobs)
+        _require_num_logprobs("prompt_logprobs", self.prompt_logprobs)
         if self.seed is not None:
             _require_int("seed", self.seed)
             if not -(2**63) <= self.seed < 2**64:
@@ -208,6 +216,11 @@ class SamplingParams:
     def bad_words_token_ids(self) -> tuple[tuple[int, ...], ...]:
         """Every spelling of every bad word; empty until `resolved`."""
         return self._bad_words_token_ids
+
+    @property
+    def skip_reading_prefix_cache(self) -> bool:
+        """A token whose K and V come from the cache gives no row of logits (vLLM's name)."""
+        return self.prompt_logprobs is not None
 
     @property
     def has_penalties(self) -> bool:

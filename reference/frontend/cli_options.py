@@ -21,8 +21,8 @@ from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODE
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "sampling_seed", "max_tokens", "min_tokens", "stop",
-    "stop_token_ids", "ignore_eos",
+    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "sampling_seed", "max_tokens",
+    "min_tokens", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
 STRUCTURED = ("json_schema", "json_object", "regex", "choice", "grammar", "disable_any_whitespace")
 
@@ -179,6 +179,13 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
             group,
             "--logprobs",
             "with --json: report the K best tokens at each position",
+            type=int,
+            metavar="K",
+        )
+        _add(
+            group,
+            "--prompt-logprobs",
+            "with --json: the same for each token of the prompt",
             type=int,
             metavar="K",
         )

@@ -95,7 +95,7 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill.
+        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill and unscored.
 
         An exception in the forward pass ends the requests of this step with `error`. An interrupt (Ctrl-C) does the
         same and goes on to the caller, who aborts them to get their last outputs; the engine stays usable.

@@ -216,7 +216,7 @@ class EngineMetrics:
             if arrived is not None:
                 self.queue_time.observe(self.clock() - arrived)
                 self.prompt_tokens += new.num_prompt_tokens
-            if self.enable_prefix_caching:
+            if self.enable_prefix_caching and not new.sampling_params.skip_reading_prefix_cache:
                 cache = self.resumed_prefix_cache if arrived is None else self.prefix_cache
                 cache.observe(len(new.token_ids), new.num_cached_tokens)
 

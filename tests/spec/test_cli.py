@@ -52,7 +52,7 @@ def test_json_output_has_one_object_a_prompt_in_input_order(
     assert main(generate(model, "--tier", tier_name, "--json", "--max-num-seqs", "2", *prompts)) == 0
     first, second, third = json_lines(capsys.readouterr().out)
     assert [line["prompt"] for line in (first, second, third)] == [prompts[0], "second", "third"]
-    assert set(first) == {"request_id", "prompt", "prompt_token_ids", "outputs", "metrics"}
+    assert set(first) == {"request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "metrics"}
     (output,) = first["outputs"]
     assert set(output) == {"index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs"}
     assert len(output["token_ids"]) == 6
