@@ -85,8 +85,8 @@ def paged_attention(
         sliding_window: at least 1, or None for all tokens.
 
     Raises:
-        ValueError: a bad tensor, a window below 1, H no multiple of Hkv, offsets or lengths that do not fit together, or a
-            block outside [0, N).
+        ValueError: a bad tensor, a window below 1, H no multiple of Hkv, offsets or lengths that do not fit
+            together, or a block outside [0, N).
 
     PagedAttention: Kwon et al., SOSP 2023. Metadata as in vLLM's `v1/attention`.
     """

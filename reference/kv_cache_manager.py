@@ -7,6 +7,9 @@ share, when the first of them writes to it (copy-on-write).
     table   [ hit ......... | registered ...... | written, not full yet | reserved ]
               from the cache  findable by others  tail of the sequence    this step writes here
 
+In a model with a sliding window the table also empties from its start: an entry that no later token looks at becomes 0,
+the null block, and its block is free for others.
+
 Hashes are recomputed from the tokens whenever they are needed: slow, and impossible to get out of step.
 (vLLM: `vllm/v1/core/kv_cache_manager.py`.)
 """
@@ -29,12 +32,16 @@ class KVCacheManager:
     def __init__(self, config: CacheConfig) -> None:
         self.block_size = config.block_size
         self.enable_caching = config.enable_prefix_caching
+        self.sliding_window = config.sliding_window
+        # A hit needs the blocks of the window - 1 tokens before the next one; without a window, all of them.
+        window = config.sliding_window or config.num_blocks * config.block_size
+        self.num_window_blocks = max(cdiv(window - 1, config.block_size), 1)
         self.block_pool = BlockPool(config.num_blocks)
         self.block_tables: dict[str, list[int]] = {}
         self.num_cached_blocks: dict[str, int] = {}  # leading blocks of the table that were hit or registered
-        # blocks this request put into the cache since its admission
-        self.registered: dict[str, list[int]] = {}
-        self.registered_in_step: dict[str, list[int]] = {}
+        # blocks this request put into the cache since its admission, and under which hash
+        self.registered: dict[str, list[tuple[int, bytes]]] = {}
+        self.registered_in_step: dict[str, list[tuple[int, bytes]]] = {}
         self.block_copies: dict[str, BlockCopy] = {}  # planned in this step
         self.shortage = (0, 0)
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
@@ -44,25 +51,31 @@ class KVCacheManager:
             return []
         # The last known token is always computed again: its logits are what the next token is drawn from.
         num_full_blocks = (request.num_tokens - 1) // self.block_size
-        hits: list[int] = []
-        for block_hash in self._block_hashes(request, num_full_blocks):
-            block = self.block_pool.get_cached_block(block_hash)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        cached = [
+            self.block_pool.get_cached_block(block_hash) or 0  # 0: not in the cache
+            for block_hash in self._block_hashes(request, num_full_blocks)
+        ]
+        longest = run = 0  # blocks of the longest usable prefix; cached blocks in a row, up to this one
+        for num_blocks, block in enumerate(cached, start=1):
+            run = run + 1 if block else 0
+            if run >= min(num_blocks, self.num_window_blocks):
+                longest = num_blocks
+        first = max(longest - self.num_window_blocks, 0)
+        return [0] * first + cached[first:longest]
 
     def allocate_slots(
         self, request: Request, num_new_tokens: int, computed_blocks: Sequence[int] = ()
     ) -> list[int] | None:
         table = self.block_tables.get(request.request_id, [])
+        self._free_left_of_window(request, table)
         num_hit_tokens = len(computed_blocks) * self.block_size
         num_tokens = request.num_computed_tokens + num_hit_tokens + num_new_tokens
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)
         shared = self._shared_block_to_write(request, table)
         # A hit that nobody holds sits in the free queue: taking it uses up one free block as well.
         num_needed = num_fresh + (shared is not None)
-        num_needed += sum(self.block_pool.ref_count[block] == 0 for block in computed_blocks)
+        hits = [block for block in computed_blocks if block]
+        num_needed += sum(self.block_pool.ref_count[block] == 0 for block in hits)
         num_free = self.block_pool.get_num_free_blocks()
         if num_needed > num_free:
             self.shortage = (num_needed, num_free)
@@ -70,13 +83,26 @@ class KVCacheManager:
 
         if shared is not None:
             self._copy_on_write(request, table, shared)
-        self.block_pool.touch(computed_blocks)  # first, so that no hit is evicted for a fresh block
+        self.block_pool.touch(hits)  # first, so that no hit is evicted for a fresh block
         new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
         self.block_tables.setdefault(request.request_id, []).extend(new_blocks)
         if computed_blocks:
             self.num_cached_blocks[request.request_id] = len(computed_blocks)
         self._cache_full_blocks(request, min(num_tokens, request.num_tokens))
         return new_blocks
+
+    def _free_left_of_window(self, request: Request, table: list[int]) -> None:
+        """Give back the blocks that neither the next token nor any later one looks at.
+
+        The next token stands at position num_computed_tokens and sees the W positions that end there.
+        """
+        if self.sliding_window is None:
+            return
+        first_seen = max(request.num_computed_tokens - self.sliding_window + 1, 0)
+        dead = [index for index, block in enumerate(table[: first_seen // self.block_size]) if block]
+        self.block_pool.free_blocks([table[index] for index in reversed(dead)])
+        for index in dead:
+            table[index] = 0
 
     def _shared_block_to_write(self, request: Request, table: Sequence[int]) -> int | None:
         """Index of the partly filled block that the next token goes into, if somebody else holds it as well."""
@@ -103,10 +129,11 @@ class KVCacheManager:
             return
         table = self.block_tables[request.request_id]
         for index, block_hash in enumerate(self._block_hashes(request, last)):
-            if index >= first:
+            if index >= first and table[index]:
                 self.block_pool.cache_block(table[index], block_hash)
-                self.registered.setdefault(request.request_id, []).append(table[index])
-                self.registered_in_step.setdefault(request.request_id, []).append(table[index])
+                entry = (table[index], block_hash)
+                self.registered.setdefault(request.request_id, []).append(entry)
+                self.registered_in_step.setdefault(request.request_id, []).append(entry)
         self.num_cached_blocks[request.request_id] = last
 
     def _block_hashes(self, request: Request, num_blocks: int) -> list[bytes]:
@@ -121,7 +148,7 @@ class KVCacheManager:
 
     def fork(self, parent: Request, sibling: Request) -> None:
         table = self.block_tables[parent.request_id]
-        self.block_pool.touch(table)
+        self.block_pool.touch([block for block in table if block])
         self.block_tables[sibling.request_id] = list(table)
         self.num_cached_blocks[sibling.request_id] = self.num_cached_blocks.get(parent.request_id, 0)
 
@@ -131,7 +158,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         table = self.block_tables.pop(request.request_id, [])
         self.block_copies.pop(request.request_id, None)  # a victim of this step needs no copy any more
-        self.block_pool.free_blocks(table[::-1])
+        self.block_pool.free_blocks([block for block in reversed(table) if block])
         self.num_cached_blocks.pop(request.request_id, None)
         self.registered.pop(request.request_id, None)
         self.registered_in_step.pop(request.request_id, None)
@@ -143,8 +170,11 @@ class KVCacheManager:
 
     def withdraw(self, request: Request, whole: bool = False) -> None:
         blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())
-        for block in blocks:
-            self.block_pool.uncache_block(block)
+        for block, block_hash in blocks:
+            if (
+                self.block_pool.block_hash[block] == block_hash
+            ):  # it may have left the window, and be another's by now
+                self.block_pool.uncache_block(block)
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.block_tables.get(request_id, ()))
@@ -170,6 +200,6 @@ class KVCacheManager:
         self.block_pool.check_integrity()
         holders = [0] * self.block_pool.num_blocks
         for table in self.block_tables.values():
-            for block in table:
+            for block in filter(None, table):
                 holders[block] += 1
         assert holders == self.block_pool.ref_count, "reference counts differ from the tables' holders"

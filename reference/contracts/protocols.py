@@ -92,13 +92,16 @@ class KVCacheManager(Protocol):
     """Owns the block tables and decides which physical blocks a request may write.
 
     Invariants (asserted by `check_integrity`): free + held + null = all blocks; no block is both free and held; a
-    block's reference count is the number of tables it stands in; a table covers the computed tokens of its request.
+    block's reference count is the number of tables it stands in; a table covers the computed tokens of its request, but
+    for entries left of the sliding window, which are 0.
     """
 
     shortage: tuple[int, int]  # blocks needed and blocks free when an allocation last could not be met
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
+
+        With a sliding window only the blocks that the first token behind them sees must be cached; the others are 0.
 
         Touches nothing: the blocks are taken by the `allocate_slots` call that gets them as `computed_blocks`.
         """
@@ -109,8 +112,8 @@ class KVCacheManager(Protocol):
     ) -> list[int] | None:
         """Make room for the next `num_new_tokens` tokens after the computed ones.
 
-        Returns the blocks appended to the table, `computed_blocks` included, or None when there is no room; then
-        nothing has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
+        Blocks left of the sliding window are given back first. Returns the blocks appended to the table,
+        `computed_blocks` included, or None when there is no room; then nothing else has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
         the forward pass.
         """
         ...

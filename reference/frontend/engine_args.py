@@ -105,7 +105,10 @@ class EngineArgs:
         return EngineConfig(
             model=model,
             cache=CacheConfig(
-                self.block_size, self._num_blocks(model, max_model_len), self.enable_prefix_caching
+                self.block_size,
+                self._num_blocks(model, max_model_len),
+                self.enable_prefix_caching,
+                sliding_window=model.sliding_window,
             ),
             scheduler=SchedulerConfig(
                 max_model_len=max_model_len,

@@ -234,7 +234,7 @@ WINDOWED = [*RAGGED, (500, 1), (300, 40), (129, 3), (0, 200)]
 
 
 def spoil_left_of_windows(batch: Batch, window: int) -> Batch:
-    """NaN in every slot that no query row sees, and for blocks of such slots alone a table entry that nobody may use."""
+    """NaN in every slot that no query row sees; the table entry of a block of such slots alone is one to be refused."""
     k_cache, v_cache = batch.k_cache.clone(), batch.v_cache.clone()
     tables, block_size = batch.block_tables.clone(), batch.k_cache.shape[1]
     counts = batch.query_start_loc.diff().tolist()
