@@ -58,7 +58,7 @@ class KVCacheManager:
         return hits
 
     def _get_cached_window(self, block_hashes: Sequence[bytes], sliding_window: int) -> list[int]:
-        """The table of the longest prefix whose last blocks, those with the window before the next token, are cached."""
+        """The table of the longest prefix of which the blocks that the token behind it sees are cached."""
         num_window_blocks = max(cdiv(sliding_window - 1, self.block_size), 1)
         window: list[int] = []  # cached blocks in a row, the last first
         for index in range(len(block_hashes) - 1, -1, -1):

@@ -113,8 +113,8 @@ class KVCacheManager(Protocol):
         """Make room for the next `num_new_tokens` tokens after the computed ones.
 
         Blocks left of the sliding window are given back first. Returns the blocks appended to the table,
-        `computed_blocks` included, or None when there is no room; then nothing else has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
-        the forward pass.
+        `computed_blocks` included, or None when there is no room; then nothing else has changed. Full blocks whose last
+        token is computed by this step enter the prefix cache now, before the forward pass.
         """
         ...
 
