@@ -80,7 +80,8 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
            std::to_string(heads) + ".");
   }
   if (sliding_window && *sliding_window < 1) {
-    reject("sliding_window: expected at least 1 (the token itself), or None, got " + std::to_string(*sliding_window) + ".");
+    reject("sliding_window: expected at least 1 (the token itself), or None, got " +
+           std::to_string(*sliding_window) + ".");
   }
   if (head_dim < 1 || block_size < 1) {
     reject("k_cache: expected B and D of at least 1, got shape " + kc.shape_text() + ".");
@@ -334,7 +335,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("threads"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
-        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"), arg("threads"));
+        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"),
+        arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),

@@ -171,9 +171,8 @@ class KVCacheManager:
     def withdraw(self, request: Request, whole: bool = False) -> None:
         blocks = (self.registered if whole else self.registered_in_step).get(request.request_id, ())
         for block, block_hash in blocks:
-            if (
-                self.block_pool.block_hash[block] == block_hash
-            ):  # it may have left the window, and be another's by now
+            # A block that has left the window may hold something else by now.
+            if self.block_pool.block_hash[block] == block_hash:
                 self.block_pool.uncache_block(block)
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:

@@ -182,16 +182,17 @@ def _layer_kinds(raw: Mapping[str, Any], has_window: bool) -> set[str]:
     layer_types = raw.get("layer_types") or ()
     if not isinstance(layer_types, list | tuple) or any(k not in (_FULL, _SLIDING) for k in layer_types):
         raise ValueError(f"the model needs layers of the types {layer_types!r:.100}, which is not supported.")
-    if (
-        raw["architectures"][0] == "MistralForCausalLM"
-    ):  # has its window in every layer, whatever layer_types says
+    if raw["architectures"][0] == "MistralForCausalLM":
+        # Its code has the window in every layer: a list that says otherwise is a contradiction.
         return {*layer_types, _SLIDING} if has_window else set(layer_types)
     if layer_types:
         return set(layer_types)
-    num_layers, first = _integer(raw, "num_hidden_layers"), raw["max_window_layers"] if has_window else None
-    if isinstance(first, bool) or not isinstance(first, int | None):
+    if not has_window:
+        return {_FULL}
+    first = raw["max_window_layers"]  # the window holds from this layer on
+    if isinstance(first, bool) or not isinstance(first, int):
         raise ValueError(f"max_window_layers must be an integer, got {first!r:.50}.")
-    return {_FULL if first is None or layer < first else _SLIDING for layer in range(num_layers)}
+    return {_FULL if layer < first else _SLIDING for layer in range(_integer(raw, "num_hidden_layers"))}
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:

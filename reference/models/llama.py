@@ -67,9 +67,8 @@ class LlamaAttention:
 
         k_cache, v_cache = kv_cache
         write_kv_cache(key, value, k_cache, v_cache, metadata)
-        output = paged_attention(
-            query, k_cache, v_cache, metadata, self.scale, self.sliding_window
-        )  # [T, H, D]
+        # output is [T, H, D]
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale, self.sliding_window)
         return self.o_proj(output.reshape(num_tokens, -1))  # [T, C]
 
 

@@ -223,11 +223,13 @@ def test_tokens_accepted_beyond_what_was_registered_may_leave_the_window_unregis
     compute(manager, request, 1)  # position 8 sees 7 and 8
     assert manager.get_block_ids("a") == (0, 0, 0, 0, 0, 0, 0, 8, 7)
     assert set(manager.snapshot().hashes) == {1, 2, 3, 4, 7, 8}  # 5 and 6 left unregistered
+    admit(manager, make_request("b", [90]))
+    assert admit(manager, make_request("c", [1, 2, 3, 4, 5, 99])) == [0, 0, 0, 4]
+    assert manager.get_block_ids("b") == (6,)
+    assert manager.get_block_ids("c") == (0, 0, 0, 4, 5, 9)  # block 5 again holds token 5, but c computed it
     manager.withdraw(request, whole=True)
     manager.check_integrity()
-    assert manager.snapshot().hashes == {}
-    manager.free(request)
-    assert manager.snapshot().num_free_blocks == 12
+    assert set(manager.snapshot().hashes) == {5, 6, 9}
 
 
 # Withdrawing
