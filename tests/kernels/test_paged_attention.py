@@ -233,8 +233,11 @@ WINDOWS = [1, 2, 7, 16, 63, 64, 65, 100, 10_000]
 WINDOWED = [*RAGGED, (500, 1), (300, 40), (129, 3), (0, 200)]
 
 
+NOWHERE = 2**31 - 1  # a block so far behind every cache that reading it ends the process
+
+
 def spoil_left_of_windows(batch: Batch, window: int) -> Batch:
-    """NaN in every slot that no query row sees; the table entry of a block of such slots alone is one to be refused."""
+    """NaN in every slot that no query row sees; the table entry of a block of such slots alone is NOWHERE."""
     k_cache, v_cache = batch.k_cache.clone(), batch.v_cache.clone()
     tables, block_size = batch.block_tables.clone(), batch.k_cache.shape[1]
     counts = batch.query_start_loc.diff().tolist()
@@ -243,7 +246,7 @@ def spoil_left_of_windows(batch: Batch, window: int) -> Batch:
         for position in range(first_seen):
             where = batch.block_tables[s, position // block_size], position % block_size
             k_cache[where], v_cache[where] = float("nan"), float("nan")
-        tables[s, : first_seen // block_size] = -1
+        tables[s, : first_seen // block_size] = NOWHERE
     return replace(batch, k_cache=k_cache, v_cache=v_cache, block_tables=tables, sliding_window=window)
 
 
