@@ -1,6 +1,10 @@
 // The module fast._cpu. Every argument is checked here, before a kernel sees it; nothing is written when a check
 // fails. The GIL is released while a kernel runs. std::invalid_argument arrives in Python as ValueError.
+#include <pybind11/stl.h>
+
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "arguments.h"
 #include "cpu/philox.h"
@@ -47,7 +51,8 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
     }
     if (rows == 0) continue;
     const int64_t used = (length + a.block_size - 1) / a.block_size;
-    for (int64_t i = 0; i < used; ++i) {
+    const int64_t first_seen = std::max<int64_t>(0, length - rows + 1 - a.sliding_window);
+    for (int64_t i = first_seen / a.block_size; i < used; ++i) {
       const int32_t block = a.block_tables[s][i];
       if (block >= 0 && block < num_blocks) continue;
       reject("block_tables: expected blocks in [0, " + std::to_string(num_blocks) + "), got " +
@@ -58,7 +63,7 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
 
 void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
                      py::handle block_tables, py::handle query_start_loc, py::handle seq_lens, double scale,
-                     int threads) {
+                     std::optional<int64_t> sliding_window, int threads) {
   Arguments args;
   const TensorView q = args.tensor("query", query, kFloat32, kRows, {"T", "H", "D"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "H", "D"});
@@ -74,6 +79,10 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
     reject("query: expected a multiple of Hkv=" + std::to_string(kv_heads) + " heads, got " +
            std::to_string(heads) + ".");
   }
+  if (sliding_window && *sliding_window < 1) {
+    reject("sliding_window: expected at least 1 (the token itself), or None, got " +
+           std::to_string(*sliding_window) + ".");
+  }
   if (head_dim < 1 || block_size < 1) {
     reject("k_cache: expected B and D of at least 1, got shape " + kc.shape_text() + ".");
   }
@@ -82,7 +91,8 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
                                  vc.data<const float>(), rows_of<const int32_t>(tables),
                                  starts.data<const int32_t>(), lens.data<const int32_t>(), args["S"],
                                  static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(head_dim),
-                                 static_cast<int>(block_size), static_cast<float>(scale)};
+                                 static_cast<int>(block_size), sliding_window.value_or(cpu::kNoWindow),
+                                 static_cast<float>(scale)};
   check_attention(call, args["T"], args["max_blocks"], args["N"]);
   cpu::paged_attention(call, cpu::active_isa(), threads);
 }
@@ -346,7 +356,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("threads"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
-        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("threads"));
+        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"),
+        arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),

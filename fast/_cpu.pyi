@@ -15,6 +15,7 @@ def paged_attention(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     scale: float,
+    sliding_window: int | None,
     threads: int,
 ) -> None: ...
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, threads: int) -> None: ...

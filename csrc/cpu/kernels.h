@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cpu/isa.h"
 
@@ -32,6 +33,9 @@ struct CacheWrite {
 };
 void reshape_and_cache(const CacheWrite& args, int threads);
 
+// Longer than every context, and still safe to subtract from one.
+constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max();
+
 struct PagedAttention {
   Rows<float> out;                // [T, H*D]
   Rows<const float> query;        // [T, H*D]
@@ -45,6 +49,7 @@ struct PagedAttention {
   int num_kv_heads;               // Hkv
   int head_dim;                   // D
   int block_size;                 // B
+  int64_t sliding_window;         // keys that a query sees, its own included; kNoWindow: all
   float scale;
 };
 void paged_attention(const PagedAttention& args, Isa isa, int threads);

@@ -52,6 +52,7 @@ class LlamaAttention:
         self.split_sizes = (num_heads, num_kv_heads, num_kv_heads)  # heads of q, k, v in the fused product
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_window
         self.rotary_emb = rotary_emb
         # [(H + 2*Hkv)*D, C]
         self.qkv_proj = _linear(checkpoint, prefix, "q_proj", "k_proj", "v_proj", bias=config.qkv_bias)
@@ -78,7 +79,8 @@ class LlamaAttention:
 
         k_cache, v_cache = kv_cache
         write_kv_cache(key, value, k_cache, v_cache, metadata)
-        output = paged_attention(query, k_cache, v_cache, metadata, self.scale)  # [T, H, D]
+        # output is [T, H, D]
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale, self.sliding_window)
         return self.o_proj(output.view(num_tokens, -1))  # [T, C]
 
 

@@ -110,6 +110,8 @@ class CacheConfig:
             raise ValueError(
                 f"num_blocks must be at least 2 (block 0 is never handed out), got {self.num_blocks}."
             )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}.")
 
     @property
     def num_usable_blocks(self) -> int:

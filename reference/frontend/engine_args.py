@@ -140,6 +140,7 @@ class EngineArgs:
                 num_blocks,
                 self.enable_prefix_caching,
                 num_host_blocks=self._num_host_blocks(model, num_blocks),
+                sliding_window=model.sliding_window,
             ),
             scheduler=SchedulerConfig(
                 max_model_len=max_model_len,

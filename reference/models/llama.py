@@ -38,6 +38,7 @@ class LlamaAttention:
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_window
         self.rotary_emb = rotary_emb
         self.q_proj = _linear(checkpoint, f"{prefix}.q_proj", config.qkv_bias)  # [H*D, C]
         self.k_proj = _linear(checkpoint, f"{prefix}.k_proj", config.qkv_bias)  # [Hkv*D, C]
@@ -66,7 +67,8 @@ class LlamaAttention:
 
         k_cache, v_cache = kv_cache
         write_kv_cache(key, value, k_cache, v_cache, metadata)
-        output = paged_attention(query, k_cache, v_cache, metadata, self.scale)  # [T, H, D]
+        # output is [T, H, D]
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale, self.sliding_window)
         return self.o_proj(output.reshape(num_tokens, -1))  # [T, C]
 
 

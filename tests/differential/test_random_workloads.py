@@ -132,9 +132,10 @@ class Paths(NamedTuple):
     scored: bool
 
 
-def run_one(model: str, seed: int) -> Paths:
-    """Compare both tiers, and each sequence with its cold oracle."""
+def run_one(model: str, seed: int, **changes: Any) -> Paths:
+    """Compare both tiers, and each sequence with its cold oracle. `changes` replace engine options of the workload."""
     workload = make_workload(seed)
+    workload = replace(workload, config={**workload.config, **changes})
     report = compare_tiers((load_tier("reference"), load_tier("fast")), model, workload)
     assert report.divergence is None, f"workload {seed}: {report.divergence}"
     assert report.excused == [], f"workload {seed}"
