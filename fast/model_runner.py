@@ -105,7 +105,8 @@ class _InputBatch:
         self.num_sequences = np.zeros(rows, dtype=np.int64)  # n
         self.processed: dict[str, tuple[ProcessedRow, list[int]]] = {}  # few; with the output that it reads
         self.num_logprobs: dict[str, int] = {}  # of those that asked for any
-        self.sampling_params: dict[str, SamplingParams] = {}
+        # Of those that somebody may guess for: a prompt that came as embeddings gives nothing to guess from.
+        self.guessable: dict[str, SamplingParams] = {}
         self._columns: tuple[np.ndarray, ...] = (
             self.num_prompt_tokens,
             self.num_computed_tokens,
@@ -131,7 +132,8 @@ class _InputBatch:
         self.min_p[row] = new.sampling_params.min_p
         self.seeds[row] = new.seed & (2**64 - 1)
         self.num_sequences[row] = new.sampling_params.n
-        self.sampling_params[new.request_id] = new.sampling_params
+        if new.prompt_embeds is None:
+            self.guessable[new.request_id] = new.sampling_params
         if new.sampling_params.logprobs is not None:
             self.num_logprobs[new.request_id] = new.sampling_params.logprobs
         if new.sampling_params.changes_logits:
@@ -148,7 +150,7 @@ class _InputBatch:
             return
         self.processed.pop(request_id, None)
         self.num_logprobs.pop(request_id, None)
-        del self.sampling_params[request_id]
+        self.guessable.pop(request_id, None)
         last_id = self.req_ids.pop()
         if last_id == request_id:
             return
@@ -425,8 +427,10 @@ class ModelRunner:
         start = 0
         for request_id, count, row in zip(request_ids, draws.counts.tolist(), first_rows, strict=True):
             drawn = token_ids[start : start + count]
-            is_birth = bool(draws.sequences[start + count - 1])
-            accepted = drawn[:1] if is_birth else _accepted_token_ids(draws.drafts.get(request_id, ()), drawn)
+            is_birth = bool(draws.sequences[start + count - 1])  # of n > 1 sequences
+            accepted = drawn[:1]
+            if count > 1 and not is_birth:
+                accepted = _accepted_token_ids(draws.drafts[request_id], drawn)
             start += count
             if drawn[0] < 0:  # then so has the row of all siblings
                 errors[request_id] = NO_TOKEN if drawn[0] == NO_TOKEN_LEFT else NAN_LOGITS
@@ -434,19 +438,16 @@ class ModelRunner:
             sampled[request_id] = accepted
             if is_birth:
                 siblings[request_id] = drawn[1:]
-            if self.config.keep_logits:
-                kept[request_id] = logits[row : row + len(accepted)].numpy()  # [sampled tokens, V]
             num_logprobs = self._batch.num_logprobs.get(request_id)
-            if num_logprobs is None:
+            if not self.config.keep_logits and num_logprobs is None:
                 continue
             values = logits[row : row + len(accepted)].numpy()  # [sampled tokens, V]
-            for sequence, sequence_tokens in enumerate(
-                [accepted, *([t] for t in siblings.get(request_id, ()))]
-            ):
-                logprobs[child_request_id(request_id, sequence)] = [
-                    top_logprobs(values[j], token_id, num_logprobs)
-                    for j, token_id in enumerate(sequence_tokens)
-                ]
+            kept[request_id] = values
+            if num_logprobs is not None:
+                for sequence, ids in enumerate([accepted, *([token] for token in drawn[1:] if is_birth)]):
+                    logprobs[child_request_id(request_id, sequence)] = [
+                        top_logprobs(values[j], token_id, num_logprobs) for j, token_id in enumerate(ids)
+                    ]
         return ModelRunnerOutput(
             sampled_token_ids=sampled,
             errors=errors,
@@ -462,10 +463,10 @@ class ModelRunner:
         assert self.speculator is not None
         batch, requests = self._batch, []
         for request_id in schedule.num_scheduled_tokens:
-            newest = sampled_token_ids.get(request_id)
-            if not newest:
+            newest, params = sampled_token_ids.get(request_id), batch.guessable.get(request_id)
+            if not newest or params is None:
                 continue
-            row, params = batch.row_of[request_id], batch.sampling_params[request_id]
+            row = batch.row_of[request_id]
             length, num_prompt = int(batch.token_ids.lengths[row]), int(batch.num_prompt_tokens[row])
             num_tokens = length + len(newest)
             wanted = num_wanted_drafts(self.config, params, num_tokens, num_tokens - num_prompt, newest)

@@ -49,6 +49,7 @@ class _RequestState:
     num_computed_tokens: int
     sampling_params: SamplingParams
     seed: int
+    is_prompt_known: bool  # by its tokens: one that came as embeddings gives nothing to guess from
 
     @property
     def num_output_tokens(self) -> int:
@@ -153,6 +154,7 @@ class ModelRunner:
                 num_computed_tokens=new.num_computed_tokens,
                 sampling_params=new.sampling_params,
                 seed=new.seed,
+                is_prompt_known=new.prompt_embeds is None,
             )
         for running in schedule.scheduled_running_reqs:
             state = self._states[running.request_id]
@@ -250,24 +252,20 @@ class ModelRunner:
             request_id = draw.request_id
             if draw.sequence == 0 and list(draw.drafts) != sampled.get(request_id, []):
                 continue
+            if token_id < 0:
+                # Behind accepted drafts the run just ends: the next step draws here first, as one without drafts would.
+                if not draw.drafts:
+                    errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
+                continue
+            (sampled if draw.sequence == 0 else siblings).setdefault(request_id, []).append(token_id)
             num_logprobs = self._states[request_id].sampling_params.logprobs
-            if num_logprobs is not None and token_id >= 0:
+            if num_logprobs is not None:
                 top = top_logprobs(logits[draw.row], token_id, num_logprobs)
                 logprobs.setdefault(child_request_id(request_id, draw.sequence), []).append(top)
-            if draw.sequence > 0 and token_id >= 0:
-                siblings.setdefault(request_id, []).append(token_id)
-            elif token_id >= 0:
-                sampled.setdefault(request_id, []).append(token_id)
-            elif (
-                not draw.drafts
-            ):  # behind a draft the next step draws here first, as one without drafts would
-                errors[request_id] = NO_TOKEN if token_id == NO_TOKEN_LEFT else NAN_LOGITS
-        rows = {
-            r: logits[sampled_rows[r][: len(ids)]] for r, ids in sampled.items()
-        }  # each [sampled tokens, V]
-        return ModelRunnerOutput(
-            sampled, errors, siblings, rows if self.config.keep_logits else None, logprobs
-        )
+        kept = None
+        if self.config.keep_logits:  # each [sampled tokens, V]
+            kept = {name: logits[sampled_rows[name][: len(ids)]] for name, ids in sampled.items()}
+        return ModelRunnerOutput(sampled, errors, siblings, kept, logprobs)
 
     def _propose_drafts(self, sampled_token_ids: dict[str, list[int]]) -> dict[str, list[int]]:
         """Guesses for the next step of those that just sampled; a schedule brings them, or fewer, back."""
@@ -278,8 +276,9 @@ class ModelRunner:
             state = self._states[request_id]
             params, known = state.sampling_params, state.token_ids + newest
             num_output = len(known) - state.num_prompt_tokens
-            if num_drafts := num_wanted_drafts(self.config, params, len(known), num_output, newest):
+            wanted = num_wanted_drafts(self.config, params, len(known), num_output, newest)
+            if wanted and state.is_prompt_known:
                 requests.append(
-                    DraftRequest(request_id, known, state.num_prompt_tokens, params, state.seed, num_drafts)
+                    DraftRequest(request_id, known, state.num_prompt_tokens, params, state.seed, wanted)
                 )
         return self.speculator.propose(requests)

@@ -148,6 +148,9 @@ class RunnerLoop:
     def _take_in(
         self, output: ModelRunnerOutput, drafts: Mapping[str, Sequence[int]]
     ) -> dict[str, LoopRequest]:
+        assert output.errors.keys().isdisjoint(output.sampled_token_ids), (
+            "an error takes its step's tokens with it"
+        )
         self.errors |= output.errors
         unfinished = {}
         for request in self.requests:

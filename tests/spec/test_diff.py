@@ -336,3 +336,56 @@ def test_long_values_are_shown_around_the_first_difference(
     first: object, second: object, expected: tuple[str, str]
 ) -> None:
     assert excerpts(first, second) == expected
+
+
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+
+
+def repeated_workload() -> Workload:
+    """Sampled from few tokens, so that the sequence repeats itself and drafts are accepted."""
+    workload = make_workload(temperature=1.0)
+    requests = tuple(
+        replace(r, params=replace(r.params, allowed_token_ids=[40, 41, 42])) for r in workload.requests
+    )
+    return replace(workload, requests=requests)
+
+
+def test_several_tokens_a_step_are_compared_one_by_one(model: str) -> None:
+    report = compare_tiers((reference(), load_tier("fast")), model, repeated_workload(), speculative=NGRAMS)
+    plain = compare_tiers((reference(), load_tier("fast")), model, repeated_workload())
+    assert report.is_equal
+    assert report.excused == []
+    assert report.num_steps < plain.num_steps
+    assert report.num_tokens >= plain.num_tokens == 48
+
+
+def test_a_wrong_token_behind_an_accepted_draft_is_found_at_its_position(model: str) -> None:
+    """The last token of the first run of several becomes another one, that its row of logits does not support."""
+    planted: list[tuple[str, int, int]] = []  # request, output position, true token
+    num_output: dict[str, int] = {}
+
+    def change(_: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for name, token_ids in output.sampled_token_ids.items():
+            if len(token_ids) > 1 and not planted:
+                planted.append((name, num_output.get(name, 0) + len(token_ids) - 1, token_ids[-1]))
+                token_ids[-1] = 43
+            num_output[name] = num_output.get(name, 0) + len(token_ids)
+
+    tiers: Any = (reference(), PlantedTier(change_output=change))
+    report = compare_tiers(tiers, model, repeated_workload(), speculative=NGRAMS)
+    ((name, position, token),) = planted
+    assert report.divergence is not None
+    assert (report.divergence.request_id, report.divergence.what) == (name, f"token {position}")
+    assert report.divergence.values == (token, 43)
+    assert position > 0
+
+
+def test_other_drafts_are_another_schedule(model: str) -> None:
+    def change(_: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for drafts in output.draft_token_ids.values():
+            drafts[-1] = 43
+
+    tiers: Any = (reference(), PlantedTier(change_output=change))
+    report = compare_tiers(tiers, model, repeated_workload(), speculative=NGRAMS)
+    assert report.divergence is not None
+    assert report.divergence.what == "draft_token_ids"

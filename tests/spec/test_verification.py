@@ -11,6 +11,7 @@ import pytest
 
 from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.schedule import NewRequestData, SchedulerOutput
 from tests.differential.test_model_runner import MODEL, RandomCheckpoint, prompt
 from tests.speculation import (
     LoopRequest,
@@ -336,3 +337,23 @@ def test_the_runner_tells_the_speculator_who_is_gone(tier: Tier) -> None:
     batch = [*requests()[:1], replace(requests()[1], params=SamplingParams(temperature=1.0, max_tokens=3))]
     generate(tier, CHECKPOINT, batch, 2, speculator)
     assert speculator.forgotten == ["plain"]
+
+
+def test_nobody_guesses_for_a_prompt_that_came_as_embeddings(tier: Tier) -> None:
+    """Its token ids are all 0: there is nothing to search, and nothing that a draft model could read."""
+    config = make_config(CHECKPOINT, 3)
+    runner: Any = tier.make_model_runner(config, CHECKPOINT)
+    runner.speculator = speculator = always_wrong({"text": [5] * 9, "embedded": [5] * 9})
+    data = [
+        NewRequestData(
+            name, (7, 8, 9), 3, 0, (block,), SamplingParams(temperature=0), 0, prompt_embeds=embeds
+        )
+        for name, block, embeds in (
+            ("embedded", 1, np.ones((3, MODEL.hidden_size), np.float32)),
+            ("text", 2, None),
+        )
+    ]
+    output = runner.execute(SchedulerOutput(0, tuple(data), (), {"embedded": 3, "text": 3}, (), ()))
+    assert output.sampled_token_ids.keys() == {"embedded", "text"}
+    assert list(output.draft_token_ids) == ["text"]
+    assert [request.request_id for request in speculator.asked[0]] == ["text"]
