@@ -63,8 +63,12 @@ def budget_bars(traces: Sequence[StepTrace], caption: str = "Tokens of each step
                 f'height="{size:.1f}"/></g>'
             )
         parts.append(f'<rect class="tw-outline" x="{x}" y="0" width="{width}" height="{height}"/>')
-        parts.append(f'<text class="tw-small tw-middle" x="{x + width / 2}" y="{height + 14}">{trace.step}</text>')
-    parts.append(f'<text class="tw-small" x="0" y="10">{top}</text><text class="tw-small" x="0" y="{height}">0</text>')
+        parts.append(
+            f'<text class="tw-small tw-middle" x="{x + width / 2}" y="{height + 14}">{trace.step}</text>'
+        )
+    parts.append(
+        f'<text class="tw-small" x="0" y="10">{top}</text><text class="tw-small" x="0" y="{height}">0</text>'
+    )
     total = len(traces) * (width + 8) + 34
     return _figure(f'viewBox="-2 -6 {total} {height + 24}"', caption, parts, min(total * 1.4, 720))
 
@@ -84,7 +88,7 @@ def timeline(traces: Sequence[StepTrace], caption: str = "Who did what in each s
             kind, text = _cell(trace, name)
             if kind:
                 parts.append(
-                    f'<g><title>{escape(f"step {trace.step}, {name}: {kind} {text}")}</title>'
+                    f"<g><title>{escape(f'step {trace.step}, {name}: {kind} {text}')}</title>"
                     f'<rect class="tw-{kind}" x="{x}" y="{y}" width="{cell}" height="{cell}" rx="4"/>'
                     f'<text class="tw-owner" x="{x + cell / 2}" y="{y + 21}">{escape(text)}</text></g>'
                 )

@@ -46,7 +46,9 @@ class _ScriptedRunner:
     """Token number p of any request is 500 + p; drafts are right, but for the last of three."""
 
     num_drafts: int
-    states: dict[str, list[int]] = field(default_factory=dict)  # [known tokens, prompt tokens, computed tokens, n]
+    states: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # [known tokens, prompt tokens, computed tokens, n]
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         for new in schedule.scheduled_new_reqs:
@@ -74,9 +76,7 @@ class _ScriptedRunner:
             if output == 0 and n > 1:
                 siblings[request_id] = [500] * (n - 1)
             behind = 500 + output + len(new_tokens)
-            proposed[request_id] = [
-                behind + i - (i == 2) for i in range(self.num_drafts)
-            ]
+            proposed[request_id] = [behind + i - (i == 2) for i in range(self.num_drafts)]
         return ModelRunnerOutput(sampled, sibling_token_ids=siblings, draft_token_ids=proposed)
 
 

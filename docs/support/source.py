@@ -38,9 +38,7 @@ def _find(tree: ast.Module, name: str, path: str) -> Definition:
     body: list[ast.stmt] = tree.body
     found: Definition | None = None
     for part in name.split("."):
-        found = next(
-            (node for node in body if isinstance(node, Definition) and node.name == part), None
-        )
+        found = next((node for node in body if isinstance(node, Definition) and node.name == part), None)
         if found is None:
             raise LookupError(f"{path} has no {name}; mend the page that shows it")
         body = found.body
@@ -54,6 +52,10 @@ def _first_line(node: Definition) -> int:
 
 def _docstring_lines(node: Definition) -> set[int]:
     first = node.body[0]
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
         return set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return set()
