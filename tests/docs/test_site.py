@@ -1,7 +1,7 @@
 """The tutorial site builds without a warning, shows what is there, and loads nothing from elsewhere.
 
-Python fences of the pages are tests of their own: `pytest --markdown-docs docs`, which `make test` runs with this suite.
-Those with a session are marked `notest`; the build runs them, with all that stands before them on the page.
+Python fences of the pages are tests of their own: `pytest --markdown-docs docs`, which `make test` runs with this
+suite. Those with a session are marked `notest`; the build runs them, with all that stands before them on the page.
 """
 
 from __future__ import annotations
