@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LINT = ("ruff check .", "ruff format --check .", "mypy")
 # Cheap and fundamental suites first: when a spec fails, the differences between tiers only echo it.
 ORDER = ("spec", "kernels", "oracle", "differential", "property", "packaging")
+# The code on the pages of the tutorial is tested as well.
+EXTRA = {"docs": ("docs", "--markdown-docs")}
 MAX_WORKERS = 4
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed)\b")
@@ -82,7 +84,16 @@ def run_suite(name: str) -> SuiteResult:
     print(f"\n$ pytest tests/{name}", flush=True)
     workers = min(MAX_WORKERS, os.cpu_count() or 1)
     color = "yes" if sys.stdout.isatty() else "no"
-    command = ["pytest", f"tests/{name}", "-n", str(workers), "--dist", "loadgroup", f"--color={color}"]
+    command = [
+        "pytest",
+        f"tests/{name}",
+        *EXTRA.get(name, ()),
+        "-n",
+        str(workers),
+        "--dist",
+        "loadgroup",
+        f"--color={color}",
+    ]
     status, closing = run_echoing([sys.executable, "-m", *command])
     counts = {kind.rstrip("s"): int(number) for number, kind in COUNT.findall(closing)}
     failed = counts.get("failed", 0) + counts.get("error", 0)
