@@ -30,6 +30,7 @@
 namespace twinfer::device {
 
 constexpr int kAttentionThreads = 128;
+constexpr int kAttentionBlocks = 6;                   // on one multiprocessor at least: at most 80 registers a thread
 constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kSplitTokens = 256;
 constexpr int kGroupedHeads = 4;
@@ -275,7 +276,7 @@ __device__ __forceinline__ float sum_over_warps(const AttendScratch<kHeadDim, kH
 
 // Grid (H, S); dynamic shared memory: a float for each position that any query sees.
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads) paged_attention_v3_vectorised(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v3_vectorised(PagedAttentionArguments<T> a) {
   using Scratch = AttendScratch<kHeadDim, 1>;
   DYNAMIC_SHARED(float, logits);                      // [n]
   SHARED_ARRAY(Scratch, scratch, [1]);
@@ -324,14 +325,14 @@ __device__ __forceinline__ void attend_split(const PagedAttentionArguments<T>& a
 
 // Grid (H, S, P).
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads) paged_attention_v4_split_kv(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v4_split_kv(PagedAttentionArguments<T> a) {
   attend_split<T, kHeadDim, 1>(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x), 1,
                                static_cast<int>(blockIdx.z));
 }
 
 // Grid (Hkv * ceil(G / 4), S, P).
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads) paged_attention_v5_grouped(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v5_grouped(PagedAttentionArguments<T> a) {
   const int group = a.num_heads / a.num_kv_heads;     // G
   const int parts = (group + kGroupedHeads - 1) / kGroupedHeads;
   const int kv_head = static_cast<int>(blockIdx.x) / parts;
