@@ -78,40 +78,51 @@ inline void __threadfence_block() { twinfer::simt::memory_fence(); }
 namespace twinfer::simt {
 
 // In warp.cpp, out of ThreadSanitizer's sight: they move values between registers of lanes, not through memory.
-void shuffle_lanes(Lane* lanes, unsigned mask, size_t bytes);
-void ballot_lanes(Lane* lanes, unsigned mask, size_t bytes);
-void match_any_lanes(Lane* lanes, unsigned mask, size_t bytes);
+void shuffle_lanes(Lane* lanes, unsigned mask);
+void ballot_lanes(Lane* lanes, unsigned mask);
+void match_any_lanes(Lane* lanes, unsigned mask);
 enum class Reduction { kAdd, kMin, kMax, kMinUnsigned, kMaxUnsigned, kAnd, kOr, kXor };
-void reduce_lanes(Lane* lanes, unsigned mask, size_t bytes);
+void reduce_lanes(Lane* lanes, unsigned mask);
 enum class MmaType { kFloat16, kBFloat16 };
 struct MmaFragment {
   uint32_t a[4], b[2];
   float c[4];
 };
-void mma_m16n8k16_lanes(Lane* lanes, unsigned mask, size_t bytes);
+void mma_m16n8k16_lanes(Lane* lanes, unsigned mask);
+
+// A lane's value travels as the bits of one word.
+template <class T>
+uint64_t to_word(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "lanes exchange at most 8 bytes");
+  uint64_t word = 0;
+  std::memcpy(&word, &value, sizeof value);
+  return word;
+}
 
 // `source` outside the lane's segment means its own value.
 template <class T>
 T shuffle(const char* name, unsigned mask, T value, int source, int width, Site site) {
-  static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
   const int lane = lane_index(), segment = lane & ~(width - 1);
   if (source < segment || source >= segment + width) source = lane;
   check_source_lane(name, mask, source, site);
+  const uint64_t word = to_word(value);
+  uint64_t moved;
+  warp_operation(name, mask, {&word, &moved, source}, &shuffle_lanes, site);
   T result;
-  warp_operation(name, mask, {&value, &result, source}, sizeof(T), &shuffle_lanes, site);
+  std::memcpy(&result, &moved, sizeof result);
   return result;
 }
 
 inline unsigned ballot(const char* name, unsigned mask, bool predicate, Site site) {
   const unsigned vote = predicate;
   unsigned result;
-  warp_operation(name, mask, {&vote, &result, 0}, sizeof vote, &ballot_lanes, site);
+  warp_operation(name, mask, {&vote, &result, 0}, &ballot_lanes, site);
   return result;
 }
 
 inline unsigned reduce(const char* name, unsigned mask, unsigned value, Reduction kind, Site site) {
   unsigned result;
-  warp_operation(name, mask, {&value, &result, static_cast<int>(kind)}, sizeof value, &reduce_lanes, site);
+  warp_operation(name, mask, {&value, &result, static_cast<int>(kind)}, &reduce_lanes, site);
   return result;
 }
 
@@ -156,9 +167,9 @@ inline int __all_sync(unsigned mask, int predicate, twinfer::simt::Site site = {
 template <class T>
 unsigned __match_any_sync(unsigned mask, T value, twinfer::simt::Site site = {}) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits");
+  const uint64_t word = twinfer::simt::to_word(value);
   unsigned result;
-  twinfer::simt::warp_operation("__match_any_sync", mask, {&value, &result, 0}, sizeof value,
-                                &twinfer::simt::match_any_lanes, site);
+  twinfer::simt::warp_operation("__match_any_sync", mask, {&word, &result, 0}, &twinfer::simt::match_any_lanes, site);
   return result;
 }
 
@@ -276,8 +287,7 @@ namespace twinfer::simt {
 inline void mma_m16n8k16(MmaType type, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                          const float (&c)[4], Site site) {
   const MmaFragment fragment{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {c[0], c[1], c[2], c[3]}};
-  warp_operation("mma.sync", 0xffffffffu, {&fragment, &d, static_cast<int>(type)}, sizeof fragment,
-                 &mma_m16n8k16_lanes, site);
+  warp_operation("mma.sync", 0xffffffffu, {&fragment, &d, static_cast<int>(type)}, &mma_m16n8k16_lanes, site);
 }
 
 }  // namespace twinfer::simt

@@ -66,7 +66,7 @@ struct Warp {
   unsigned existing = 0;          // lanes, as bits
   unsigned exited = 0;
   unsigned waiting = 0;
-  unsigned claimed = 0;           // union of the masks of those waiting
+  bool uniform = true;            // all that wait do so at one place with one mask, the usual case
   Lane lanes[kWarp];
   std::vector<MaskTags> sync_tags;
 };
@@ -116,7 +116,7 @@ class Machine {
     return dynamic_;
   }
   int sync_threads(bool predicate, Site site);
-  void warp_operation(const char* name, unsigned mask, const Lane& lane, size_t bytes, Combine combine, Site site);
+  void warp_operation(const char* name, unsigned mask, const Lane& lane, Combine combine, Site site);
   void sync_warp(unsigned mask, Site site);
   void check_source_lane(const char* name, unsigned mask, int source, Site site);
   unsigned lane() const { return current_->number % kWarp; }
@@ -141,6 +141,8 @@ class Machine {
   void resume(Thread& thread);
   void wait();
   Warp& warp_of(const Thread& thread) { return warps_[thread.number / kWarp]; }
+  void check_own_lane(const char* name, unsigned mask, Site site) const;
+  unsigned lanes_waiting_with(const Thread& thread, const char* name, unsigned mask, Site site);
   void check_warp_operation(const Thread& thread, const char* name, unsigned mask, Site site);
   BarrierTags& tags_of(Warp& warp, unsigned mask);
   void check_shared(size_t bytes, Site site) const;
@@ -378,44 +380,60 @@ int Machine::sync_threads(bool predicate, Site site) {
   return barrier_result_;
 }
 
+void Machine::check_own_lane(const char* name, unsigned mask, Site site) const {
+  if (mask >> lane() & 1) return;
+  fail(*current_, site, std::string(name) + " with mask " + hex(mask) + ", which leaves the calling lane " +
+       std::to_string(lane()) + " out.");
+}
+
 void Machine::check_warp_operation(const Thread& thread, const char* name, unsigned mask, Site site) {
   Warp& warp = warp_of(thread);
-  if ((mask >> lane() & 1) == 0) {
-    fail(thread, site, std::string(name) + " with mask " + hex(mask) + ", which leaves the calling lane " +
-         std::to_string(lane()) + " out.");
-  }
+  check_own_lane(name, mask, site);
   if ((mask & warp.exited) != 0) {
     fail(thread, site, std::string(name) + " with mask " + hex(mask) + ", whose lanes " + hex(mask & warp.exited) +
          " have exited.");
   }
-  if ((mask & warp.claimed) == 0) return;
-  const unsigned first = thread.number / kWarp * kWarp;
-  for (unsigned l = 0; l < kWarp; ++l) {
-    if ((warp.waiting >> l & 1) == 0) continue;
-    const Thread& other = *threads_[first + l];
-    if ((other.mask & mask) == 0 || (other.mask == mask && !(other.site != site))) continue;
-    fail(thread, site, std::string(name) + " with mask " + hex(mask) + " while " + waiting_text(other) + ", with mask " +
-         hex(other.mask) + ".");
-  }
 }
 
-void Machine::warp_operation(const char* name, unsigned mask, const Lane& lane_data, size_t bytes, Combine combine,
-                             Site site) {
+// The lanes of `mask` that wait at the same place with the same mask, as bits. A lane that waits elsewhere may still
+// come, unless what it waits for includes the calling lane: then neither ever goes on.
+unsigned Machine::lanes_waiting_with(const Thread& thread, const char* name, unsigned mask, Site site) {
+  const Warp& warp = warp_of(thread);
+  const unsigned first = thread.number / kWarp * kWarp;
+  if (warp.waiting == 0) return 0;
+  const auto same = [&](const Thread& other) { return other.mask == mask && !(other.site != site); };
+  if (warp.uniform && same(*threads_[first + static_cast<unsigned>(__builtin_ctz(warp.waiting))])) return warp.waiting;
+  unsigned together = 0;
+  for (unsigned l = 0; l < kWarp; ++l) {
+    if ((warp.waiting & mask) >> l & 1) {
+      const Thread& other = *threads_[first + l];
+      if (same(other)) {
+        together |= 1u << l;
+      } else if (other.mask >> lane() & 1) {
+        fail(thread, site, std::string(name) + " with mask " + hex(mask) + " while " + waiting_text(other) +
+             ", with mask " + hex(other.mask) + ".");
+      }
+    }
+  }
+  return together;
+}
+
+void Machine::warp_operation(const char* name, unsigned mask, const Lane& lane_data, Combine combine, Site site) {
   Thread& thread = *current_;
   check_warp_operation(thread, name, mask, site);
   Warp& warp = warp_of(thread);
+  const unsigned together = lanes_waiting_with(thread, name, mask, site) | 1u << lane();
+  warp.uniform = together == (warp.waiting | 1u << lane());
   warp.lanes[lane()] = lane_data;
   warp.waiting |= 1u << lane();
-  warp.claimed |= mask;
   thread.state = State::kAtWarpOperation;
   thread.site = site;
   thread.waits_for = name;
   thread.mask = mask;
   const unsigned expected = mask & warp.existing;
-  if ((warp.waiting & expected) != expected) return wait();
-  if (combine != nullptr) combine(warp.lanes, expected, bytes);
+  if (together != expected) return wait();
+  if (combine != nullptr) combine(warp.lanes, expected);
   warp.waiting &= ~mask;
-  warp.claimed &= ~mask;
   const unsigned first = thread.number / kWarp * kWarp;
   for (unsigned l = 0; l < kWarp; ++l) {
     if (expected >> l & 1) threads_[first + l]->state = State::kReady;
@@ -436,12 +454,13 @@ void Machine::sync_warp(unsigned mask, Site site) {
   const unsigned before = tags.completed;
   void* tag = tags.next();
   sanitizers::happens_before(tag);
-  warp_operation("__syncwarp", mask, {nullptr, nullptr, 0}, 0, nullptr, site);
+  warp_operation("__syncwarp", mask, {nullptr, nullptr, 0}, nullptr, site);
   if (tags.completed == before) ++tags.completed;    // the first to go on; the others see it counted
   sanitizers::happens_after(tag);
 }
 
 void Machine::check_source_lane(const char* name, unsigned mask, int source, Site site) {
+  check_own_lane(name, mask, site);
   const unsigned readable = mask & warp_of(*current_).existing;
   if (readable >> source & 1) return;
   fail(*current_, site, std::string(name) + " with mask " + hex(mask) + " reads lane " + std::to_string(source) +
@@ -576,8 +595,8 @@ void* static_shared(const char* declaration, size_t bytes, Site site) {
 }
 void* dynamic_shared() { return machine->dynamic_shared(); }
 int sync_threads(bool predicate, Site site) { return machine->sync_threads(predicate, site); }
-void warp_operation(const char* name, unsigned mask, const Lane& lane, size_t bytes, Combine combine, Site site) {
-  machine->warp_operation(name, mask, lane, bytes, combine, site);
+void warp_operation(const char* name, unsigned mask, const Lane& lane, Combine combine, Site site) {
+  machine->warp_operation(name, mask, lane, combine, site);
 }
 void sync_warp(unsigned mask, Site site) { machine->sync_warp(mask, site); }
 void check_source_lane(const char* name, unsigned mask, int source, Site site) {

@@ -82,11 +82,11 @@ struct Lane {
   void* out;
   int source;
 };
-// Computes the results of all lanes in `mask` when the last has arrived; payloads are of `bytes` bytes.
-using Combine = void (*)(Lane* lanes, unsigned mask, size_t bytes);
+// Computes the results of all lanes in `mask` when the last has arrived.
+using Combine = void (*)(Lane* lanes, unsigned mask);
 
 // Waits until every lane of `mask` has arrived at the same place with the same mask.
-void warp_operation(const char* name, unsigned mask, const Lane& lane, size_t bytes, Combine combine, Site site);
+void warp_operation(const char* name, unsigned mask, const Lane& lane, Combine combine, Site site);
 // The same, and what lanes wrote before it is seen by the others after it. Other warp operations order no memory.
 void sync_warp(unsigned mask, Site site);
 // Throws Error unless the lane is there to be read.
