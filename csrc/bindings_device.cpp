@@ -166,10 +166,10 @@ void copy_blocks(py::handle k_cache, py::handle v_cache, py::handle block_mappin
   check_pairs(pairs.data<const int64_t>(), args["P"]);
   const int rung = device::rung_number("copy_blocks", rung_name);
   const int count = as_int("block_mapping", args["P"]);
+  const int block_elements = as_int("k_cache", args["B"] * args["Hkv"] * args["D"]);
   run(dtype, simulation, [&](auto zero) {
     using T = decltype(zero);
-    device::copy_blocks<T>({kc.data<T>(), vc.data<T>(), pairs.data<const int64_t>(), count,
-                            args["B"] * args["Hkv"] * args["D"]},
+    device::copy_blocks<T>({kc.data<T>(), vc.data<T>(), pairs.data<const int64_t>(), count, block_elements},
                            rung, nullptr);
   });
 }

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kCopyThreads) cache_write_v2_vectorised(CacheW
   const auto* value = reinterpret_cast<const uint4*>(a.value + token * a.value_stride);
   auto* k = reinterpret_cast<uint4*>(a.k_cache + target);
   auto* v = reinterpret_cast<uint4*>(a.v_cache + target);
-  for (int i = threadIdx.x; i < a.row_size / kVector<T>; i += kCopyThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < a.row_size / kVector<T>; i += kCopyThreads) {
     k[i] = key[i];
     v[i] = value[i];
   }
@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(kCopyThreads) copy_blocks_v2_vectorised(CopyBl
   const auto* v_from = reinterpret_cast<const uint4*>(a.v_cache + from);
   auto* k_to = reinterpret_cast<uint4*>(a.k_cache + to);
   auto* v_to = reinterpret_cast<uint4*>(a.v_cache + to);
-  for (int64_t i = threadIdx.x; i < a.block_elements / kVector<T>; i += kCopyThreads) {
+  const int vectors = static_cast<int>(a.block_elements / kVector<T>);
+  for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kCopyThreads) {
     k_to[i] = k_from[i];
     v_to[i] = v_from[i];
   }

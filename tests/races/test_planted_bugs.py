@@ -38,7 +38,9 @@ def test_race_detection_names_a_line_of_the_race(tsan: Path, bug: Bug) -> None:
 @pytest.mark.xdist_group("tsan")
 @pytest.mark.parametrize("seed", ["0", "1"])
 @pytest.mark.parametrize("name", RUNNING)
-def test_race_detection_says_nothing_about_the_kernel_without_the_bug(tsan: Path, name: str, seed: str) -> None:
+def test_race_detection_says_nothing_about_the_kernel_without_the_bug(
+    tsan: Path, name: str, seed: str
+) -> None:
     assert native.run(tsan, name, "fixed", seed) == native.Result(0, "ok\n")
 
 

@@ -45,16 +45,24 @@ DIVERGENCE = (
         r"thread \(0,0,0\).*waits at __syncthreads for threads of its block that do not come; "
         r"thread \(32,0,0\) has exited",
     ),
-    Bug("two_different_barriers", r"came to another __syncthreads while thread \(0,0,0\) waits at __syncthreads"),
+    Bug(
+        "two_different_barriers",
+        r"came to another __syncthreads while thread \(0,0,0\) waits at __syncthreads",
+    ),
     Bug("early_exit_before_a_barrier", r"do not come; thread \(50,0,0\) has exited"),
-    Bug("loop_of_different_length", r"thread \(60,0,0\).*waits at __syncthreads.*thread \(0,0,0\) has exited"),
+    Bug(
+        "loop_of_different_length", r"thread \(60,0,0\).*waits at __syncthreads.*thread \(0,0,0\) has exited"
+    ),
     Bug(
         "shuffle_in_half_of_the_warp",
         r"waits at __shfl_xor_sync for lanes that do not come; thread \(16,0,0\) has exited",
     ),
     Bug("lane_outside_its_own_mask", r"mask 0x0000ffff, which leaves the calling lane 16 out"),
     Bug("shuffle_from_a_lane_outside_the_mask", r"mask 0x0000ffff reads lane 16, which takes no part"),
-    Bug("lanes_disagree_about_the_mask", r"with mask 0xaaaaaaaa while .*, with mask 0xffffffff"),
+    Bug(
+        "lanes_disagree_about_the_mask",
+        r"0xffffffff while thread \(1,0,0\) waits at __any_sync, .*, with mask 0xfffffffe",
+    ),
     Bug("exited_lane_in_the_mask", r"with mask 0xffffffff, whose lanes 0x00000001 have exited"),
     Bug("misaligned_async_copy", r"cp\.async of 16 bytes is misaligned"),
     Bug("trap_on_bad_input", r"block \(1,0,0\) thread \(6,0,0\).*__trap"),

@@ -19,7 +19,14 @@ LAUNCHERS = {
     "real_kernels": ["attention.cu", "cache.cu", "layers.cu", "sampling.cu", "ladders.cpp"],
 }
 EMULATOR = [f"csrc/simt/{name}.cpp" for name in ("fiber", "machine", "warp")]
-FLAGS = ["-std=c++17", "-g", "-fno-strict-aliasing", "-Wno-unknown-pragmas", f"-fmacro-prefix-map={ROOT}/=", "-I"]
+FLAGS = [
+    "-std=c++17",
+    "-g",
+    "-fno-strict-aliasing",
+    "-Wno-unknown-pragmas",
+    f"-fmacro-prefix-map={ROOT}/=",
+    "-I",
+]
 FLAGS += [str(ROOT / "csrc"), "-pthread"]
 
 

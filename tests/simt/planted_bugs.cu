@@ -275,7 +275,7 @@ __global__ void shuffle_from_a_lane_outside_the_mask(float* out, const float* in
 template <bool kBug>
 __global__ void lanes_disagree_about_the_mask(float* out, const float* in) {
   const int t = threadIdx.x, i = blockIdx.x * kThreads + t;
-  const unsigned mask = kBug && t % 2 ? 0xaaaaaaaau : 0xffffffffu;
+  const unsigned mask = kBug && t % 2 ? 0xfffffffeu : 0xffffffffu;
   out[i] = __any_sync(mask, in[i] > 0.0f) ? in[i] : 0.0f;         // AT(lanes_disagree_about_the_mask)
 }
 

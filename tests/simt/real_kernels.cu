@@ -87,10 +87,10 @@ Values run_copy_blocks(int rung) {
 }
 
 template <class T>
-void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int window) {
+void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int window, int longest) {
   constexpr int kBlockSize = 16, kSeqs = 2, kMaxBlocks = 18;
-  const std::vector<int32_t> lens{270, 33};
-  const int row = heads * head_dim, splits = num_splits(270);
+  const std::vector<int32_t> lens{longest, 33};
+  const int row = heads * head_dim, splits = num_splits(longest);
   std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
   int32_t next = 0;
   for (int s = 0; s < kSeqs; ++s) {
@@ -103,16 +103,16 @@ void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int wi
   paged_attention<T>({out.data(), query.data(), k.data(), v.data(), tables.data(), lens.data(), row, row, kMaxBlocks,
                       kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(), sums.data(),
                       splits},
-                     270, rung, nullptr);
+                     longest, rung, nullptr);
   append(all, out);
 }
 
 template <class T>
 Values run_paged_attention(int rung) {
   Values all;
-  attend<T>(all, rung, 3, 1, 64, 0);
-  attend<T>(all, rung, 2, 2, 128, 20);
-  attend<T>(all, rung, 2, 1, 33, 0);
+  attend<T>(all, rung, 3, 1, 64, 0, 270);
+  attend<T>(all, rung, 2, 2, 128, 20, 40);
+  attend<T>(all, rung, 2, 1, 33, 0, 5);
   return all;
 }
 
