@@ -157,7 +157,7 @@ def draw_rules(rng: random.Random, max_tokens: int, space: Space) -> dict[str, A
     return {name: rules[name] for name in chosen}
 
 
-class Disagreement(AssertionError):
+class DisagreementError(AssertionError):
     """Two of the three, reference, fast and cold oracle, do not agree."""
 
 
@@ -221,17 +221,17 @@ def check_workload(model: str, workload: Workload) -> Paths:
     """Compare both tiers step by step, and each sequence with its cold oracle.
 
     Raises:
-        Disagreement: with a sentence that says where.
+        DisagreementError: with a sentence that says where.
         ValueError: the workload is not acceptable.
     """
     paths = Paths()
     tiers = (WatchedTier(load_tier("reference"), Paths()), WatchedTier(load_tier("fast"), paths))
     report = compare_tiers(tiers, model, workload)  # type: ignore[arg-type]
     if report.divergence is not None:
-        raise Disagreement(f"the tiers part: {report.divergence}")
+        raise DisagreementError(f"the tiers part: {report.divergence}")
     for tier in tiers:
         if tier.scheduler.snapshot().cache.ref_counts:
-            raise Disagreement(f"the {tier.name} tier holds blocks for nobody")
+            raise DisagreementError(f"the {tier.name} tier holds blocks for nobody")
     paths.num_tokens, paths.num_excused = report.num_tokens, len(report.excused)
     excused = {each.request_id for each in report.excused}
     for request in workload.requests:
@@ -251,7 +251,7 @@ def _compare_with_cold(model: str, request: WorkloadRequest, output: CompletionO
         names = ("token_ids",)
     for name in names:
         if getattr(cold, name) != getattr(output, name):
-            raise Disagreement(
+            raise DisagreementError(
                 f"{name} of {request.request_id}, sequence {output.index}: {getattr(cold, name)!r} alone, but both "
                 f"tiers say {getattr(output, name)!r}"
             )
