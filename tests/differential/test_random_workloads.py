@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from reference.contracts.config import PreemptionMode
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
@@ -60,10 +59,7 @@ def test_b01_a_cached_prompt_gives_the_same_tokens_again(
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_forced_preemption_gives_the_tokens_of_an_ample_pool(
-    tmp_path: Path, tier_name: str, mode: PreemptionMode
-) -> None:
+def test_forced_preemption_gives_the_tokens_of_an_ample_pool(tmp_path: Path, tier_name: str) -> None:
     """The recipe of the case collection: P = 34, 35 new tokens, block size 16; 7 blocks preempt, 20 do not."""
     model = str(make_tiny_llama(tmp_path))
     params = SamplingParams(temperature=0, max_tokens=35, ignore_eos=True)
@@ -76,10 +72,7 @@ def test_forced_preemption_gives_the_tokens_of_an_ample_pool(
     results = []
     for num_usable_blocks in (7, 20):
         engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=model, num_blocks=num_usable_blocks + 1, max_model_len=100, preemption_mode=mode
-            ),
-            load_tier(tier_name),
+            EngineArgs(model=model, num_blocks=num_usable_blocks + 1, max_model_len=100), load_tier(tier_name)
         )
         finished = run_workload(engine, workload)
         preemptions = sum(output.metrics.num_preemptions for output in finished.values())

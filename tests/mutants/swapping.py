@@ -9,7 +9,7 @@ from tests.mutants.mutant import Plant, mutant
 
 SWAP = "spec/test_swap.py"
 DRAFTS = "spec/test_drafts.py"
-TOKENS = "differential/test_random_workloads.py::test_forced_preemption_gives_the_tokens_of_an_ample_pool"
+TOKENS = "differential/test_swap.py::test_swapped_requests_give_the_tokens_of_an_ample_pool"
 
 
 @mutant(
