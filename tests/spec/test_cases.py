@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.contracts.config import PreemptionMode
+from reference.contracts.config import PreemptionMode, SchedulingPolicy
 from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.engine_args import EngineArgs
@@ -143,13 +143,14 @@ def test_45561_with_one_slot_a_high_priority_waits_for_the_running_request_and_f
     assert order == [["low"]] * 2 + [["high"]] * 3 + [["other"]] * 3
 
 
-def test_41951_a_preempted_request_keeps_its_place_among_equals(tier: Tier) -> None:
-    driver = Driver(tier, make_config(scheduling_policy="priority", num_usable_blocks=4))
-    driver.add(*(make_request(name, 8, arrival=i, max_tokens=3) for i, name in enumerate("ab")))
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_41951_a_preempted_request_keeps_its_place_among_equals(tier: Tier, policy: SchedulingPolicy) -> None:
+    driver = Driver(tier, make_config(scheduling_policy=policy, num_usable_blocks=4))
+    driver.add(*(make_request(name, 8, arrival=i, max_tokens=3) for i, name in enumerate("cb")))
     driver.step()
-    driver.add(make_request("c", 8, arrival=2, max_tokens=3))
+    driver.add(make_request("a", 8, arrival=2, max_tokens=3))
     assert driver.step().preempted_req_ids == ("b",)
-    assert driver.scheduler.snapshot().waiting == ("b", "c")
+    assert driver.scheduler.snapshot().waiting == ("b", "a")
 
 
 def sizes(*owners: Any) -> dict[str, int]:
