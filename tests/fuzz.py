@@ -173,12 +173,16 @@ class Paths:
     num_tokens: int = 0
     num_excused: int = 0
 
-    def watch(self, schedule: SchedulerOutput) -> None:
+    def watch(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        sampled = output.sampled_token_ids
         happened = {
             "preempted": schedule.preempted_req_ids,
             "swapped": schedule.swap_outs,
             "copied": schedule.block_copies,
             "cached": any(new.num_cached_tokens for new in schedule.scheduled_new_reqs),
+            "accepted drafts": any(
+                len(sampled.get(request_id, ())) > 1 for request_id in schedule.scheduled_spec_decode_tokens
+            ),
         }
         self.taken |= {name for name, it in happened.items() if it}
 
@@ -190,8 +194,8 @@ class _WatchedRunner:
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         self._tier.scheduler.check_integrity()
-        self._tier.paths.watch(schedule)
         output: ModelRunnerOutput = self._runner.execute(schedule)
+        self._tier.paths.watch(schedule, output)
         return output
 
     def __getattr__(self, name: str) -> Any:
