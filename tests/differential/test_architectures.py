@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.architectures import ARCHITECTURES
-from tests.fuzz import check_seeds, make_workload
+from tests.fuzz import check_seeds
 from tests.tiny_models import make_tiny_model
+from tests.workloads import make_workload
 
 SEEDS = range(8)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import EMBEDDED, assert_paths_were_taken, check_seeds
+from tests.fuzz import assert_paths_were_taken, check_seeds
+from tests.workloads import EMBEDDED
 
 pytestmark = pytest.mark.embedded
 

@@ -11,9 +11,10 @@ from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import Workload, WorkloadRequest, run_workload
-from tests.fuzz import assert_paths_were_taken, check_seeds, make_workload
+from tests.fuzz import assert_paths_were_taken, check_seeds
 from tests.scale import FUZZ_WORKLOADS
 from tests.tiny_models import make_tiny_llama
+from tests.workloads import make_workload
 
 MODELS = (
     {"num_heads": 4, "num_kv_heads": 2, "tie": True},
@@ -21,7 +22,7 @@ MODELS = (
     {"num_heads": 7, "num_kv_heads": 1, "head_dim": 12, "tie": True},
 )
 # Pieces for xdist. Each must take all paths by itself, so that no selection of tests can skip that check.
-NUM_PARTS = 10
+NUM_PARTS = 5
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import run_workload
-from tests.fuzz import make_workload
 from tests.tiny_models import make_tiny_llama
+from tests.workloads import make_workload
 
 
 @pytest.fixture(scope="module")
