@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from fast.llm import LLM
     from fast.tier import TIER
     from reference.contracts.sampling_params import SamplingParams
+    from reference.contracts.structured_outputs import StructuredOutputsParams
 
-__all__ = ["LLM", "TIER", "SamplingParams"]
+__all__ = ["LLM", "TIER", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from reference.contracts.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from reference.contracts.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     if name == "TIER":
         from fast.tier import TIER
 

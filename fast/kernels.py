@@ -65,25 +65,28 @@ def paged_attention(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    sliding_window: int | None = None,
 ) -> None:
     """Causal attention of a ragged batch, prefill chunks and decodes mixed, over the paged cache.
 
     The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s. Each attends
-    to itself and to all tokens before it, whose K and V must be in the cache. Query head h reads KV head
-    h // (H // Hkv).
+    to itself and to all tokens before it, whose K and V must be in the cache; with a window, to the last
+    `sliding_window` of these. Query head h reads KV head h // (H // Hkv).
 
     Args:
         out: [T, H, D], rows, written.
         query: [T, H, D], rows.
         k_cache, v_cache: [N, B, Hkv, D].
-        block_tables: int32 [S, max_blocks], rows; entries past a sequence's last token are not read.
+        block_tables: int32 [S, max_blocks], rows; entries past a sequence's last token are not read, nor those
+            wholly left of its first query row's window.
         query_start_loc: int32 [S + 1], ascending from 0 to T.
         seq_lens: int32 [S], tokens of each sequence, its query rows included.
         scale: factor on query . key, usually D ** -0.5.
+        sliding_window: at least 1, or None for all tokens.
 
     Raises:
-        ValueError: a bad tensor, H no multiple of Hkv, offsets or lengths that do not fit together, or a
-            block outside [0, N).
+        ValueError: a bad tensor, a window below 1, H no multiple of Hkv, offsets or lengths that do not fit
+            together, or a block outside [0, N).
 
     PagedAttention: Kwon et al., SOSP 2023. Metadata as in vLLM's `v1/attention`.
     """
@@ -96,6 +99,7 @@ def paged_attention(
         query_start_loc,
         seq_lens,
         scale,
+        sliding_window,
         torch.get_num_threads(),
     )
 
@@ -233,6 +237,24 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     The tanh form of Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), which GPT-2 uses.
     """
     _cpu.gelu(out, x, torch.get_num_threads())
+
+
+def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
+    """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
+
+    A row that contains NaN is left as it is.
+
+    Args:
+        logits: [R, V], rows, changed in place.
+        rows: int64 [P], ascending.
+        bitmasks: int32 [P, cdiv(V, 32)]; bit t % 32 of word t // 32 is token t, bits behind V are not read.
+
+    Raises:
+        ValueError: a bad tensor, or a row out of range; then nothing is written.
+
+    The layout is that of llguidance and xgrammar.
+    """
+    _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
 def process_logits(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reference.contracts.sampling_params import SamplingParams
+    from reference.contracts.structured_outputs import StructuredOutputsParams
     from reference.llm import LLM
     from reference.tier import TIER
 
-__all__ = ["LLM", "TIER", "SamplingParams"]
+__all__ = ["LLM", "TIER", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from reference.contracts.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from reference.contracts.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     if name == "TIER":
         from reference.tier import TIER
 

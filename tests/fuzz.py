@@ -30,11 +30,11 @@ from reference.frontend.diff import compare_tiers
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.margin import Decision, decision_margin
-from reference.frontend.outputs import CompletionOutput
+from reference.frontend.outputs import CompletionOutput, RequestOutput
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import Workload, WorkloadRequest, read_workload, run_workload, write_workload
 from tests.shrinking import shrink
-from tests.workloads import MAX_MODEL_LEN, TINY, Space, make_workload
+from tests.workloads import MAX_MODEL_LEN, TINY, Space, make_workload, with_models
 
 # For failures to be replayed; git ignores it.
 FUZZ_DIR = Path(os.environ.get("TWINFER_FUZZ_DIR") or Path(__file__).parent.parent / ".fuzz")
@@ -45,7 +45,15 @@ class DisagreementError(AssertionError):
 
 
 # Path -> the share of workloads that must take it: a run that does not proves nothing.
-FLOORS = {"preempted": 0.3, "cached": 0.3, "swapped": 0.1, "copied": 0.1, "aborted": 0.1}
+FLOORS = {
+    "preempted": 0.3,
+    "cached": 0.3,
+    "accepted drafts": 0.2,
+    "swapped": 0.1,
+    "copied": 0.1,
+    "aborted": 0.1,
+    "scored prompts": 0.1,
+}
 
 
 @dataclass
@@ -137,25 +145,32 @@ def check_workload(model: str, workload: Workload) -> Paths:
     paths.num_tokens, paths.num_excused = report.num_tokens, len(report.excused)
     excused = {each.request_id for each in report.excused}
     for request in workload.requests:
-        for output in report.finished[request.request_id].outputs:
+        answer = report.finished[request.request_id]
+        if prompt_logprobs(answer):
+            paths.taken.add("scored prompts")
+        for output in answer.outputs:
             sequence_id = child_request_id(request.request_id, output.index)
             if output.finish_reason == "abort":
                 paths.taken.add("aborted")
             if sequence_id not in excused:
                 rows = reference.rows.get(sequence_id, [])
-                paths.num_excused += not _equals_cold(model, request, output, rows)
+                paths.num_excused += not _equals_cold(model, request, answer, output.index, rows)
     return paths
 
 
 def _equals_cold(
-    model: str, request: WorkloadRequest, output: CompletionOutput, rows: list[np.ndarray]
+    model: str, request: WorkloadRequest, answer: RequestOutput, index: int, rows: list[np.ndarray]
 ) -> bool:
     """False when the two part at a token that is excused by the rule of `margin.py`.
 
     Raises:
         DisagreementError: they part elsewhere.
     """
-    cold = run_cold(model, request, output.index)
+    cold, output = run_cold(model, request, index), answer.outputs[index]
+    scores = prompt_logprobs(answer), cold.prompt_logprobs
+    # An abort may come before the prompt is complete. Other chunks change logits by up to 1e-4, logprobs by twice that.
+    if output.token_ids and (len(scores[0]) != len(scores[1]) or not np.allclose(*scores, rtol=0, atol=2e-4)):
+        raise DisagreementError(f"the prompt logprobs of {request.request_id} are others than alone")
     ours, theirs = output.token_ids, cold.output.token_ids
     parted = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     if parted is not None and cold.decision(parted, rows[parted]).is_excused:
@@ -178,6 +193,7 @@ class ColdRun:
     """A sequence on its own, and what its tokens were drawn from."""
 
     output: CompletionOutput
+    prompt_logprobs: list[float]
     admitted: NewRequestData
     rows: list[np.ndarray]  # one a token, each [V]
 
@@ -210,8 +226,13 @@ def run_cold(model: str, request: WorkloadRequest, index: int) -> ColdRun:
         rows.note(output)
 
     engine.engine_core.on_step = note
-    output = run_workload(engine, alone)["alone"].outputs[0]
-    return ColdRun(output, admitted[0], rows.get("alone", []))
+    answer = run_workload(engine, alone)["alone"]
+    return ColdRun(answer.outputs[0], prompt_logprobs(answer), admitted[0], rows.get("alone", []))
+
+
+def prompt_logprobs(answer: RequestOutput) -> list[float]:
+    """Of the prompt's tokens from the second on; empty when nobody asked for them."""
+    return [next(iter(table.values())).logprob for table in answer.prompt_logprobs or () if table is not None]
 
 
 @cache
@@ -229,11 +250,22 @@ def _cold_engine(model: str) -> LLMEngine:
     return engine
 
 
-def check_seeds(model_of: Callable[[int], str], seeds: Iterable[int], space: Space = TINY) -> list[Paths]:
-    """Check the workloads of some seeds; a failure is made small, written down, and reported with its replay."""
+def check_seeds(
+    model_of: Callable[[int], str],
+    seeds: Iterable[int],
+    space: Space = TINY,
+    draft_model: str | None = None,
+    **options: Any,
+) -> list[Paths]:
+    """Check the workloads of some seeds; a failure is made small, written down, and reported with its replay.
+
+    `options` replace engine options of all workloads.
+    """
     paths = []
     for seed in seeds:
         workload, model = make_workload(seed, space), model_of(seed)
+        workload = replace(workload, config={**workload.config, **options})
+        workload = with_models(workload, model, draft_model)
         try:
             paths.append(check_workload(model, workload))
         except Exception as error:

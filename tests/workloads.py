@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reference.contracts.config import cdiv
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.frontend.workload import Workload, WorkloadRequest
 
 MAX_MODEL_LEN = 128
@@ -26,6 +27,13 @@ class Space:
     max_tokens: tuple[int, int] = (1, 24)
     pools: tuple[float, ...] = (1, 1.25, 3)  # times what the longest request needs
     num_allowed: int = 150  # of allowed_token_ids
+    speculators: tuple[str, ...] = (
+        "",
+        "",
+        "ngram",
+        "draft",
+        "target",
+    )  # "target": the model as its own draft model
     bytes_per_token: int = 512  # of K and V, about: for host pools too small for every victim
 
     @property
@@ -45,6 +53,7 @@ EMBEDDED = Space(
     max_tokens=(6, 12),
     pools=(1, 1, 1.5),
     num_allowed=2_000,
+    speculators=("", "ngram"),
     bytes_per_token=46_080,
 )
 
@@ -95,9 +104,38 @@ def draw_config(seed: int, space: Space) -> dict[str, Any]:
         ("preemption_mode", ["recompute", "swap"]),
     ):
         config[name] = random.Random(f"{name} of {seed}").choice(options)
+    speculative = draw_speculative(random.Random(f"speculative of {seed}"), space)
+    if speculative is not None:
+        config["speculative"] = speculative
     if config["preemption_mode"] == "swap" and rng.random() < 0.4:
         config["swap_space"] = rng.choice([0, 4, 8]) * block_size * space.bytes_per_token
     return config
+
+
+def draw_speculative(rng: random.Random, space: Space) -> dict[str, Any] | None:
+    """Who guesses; a draft model is named "draft" or "target", see `with_models`."""
+    speculator, num_tokens = rng.choice(space.speculators), rng.choice([1, 3, 5])
+    if speculator == "ngram":
+        return {"method": "ngram", "num_speculative_tokens": num_tokens, "prompt_lookup_min": 1}
+    if speculator:
+        num_blocks = rng.choice([60, 400])  # of one token or more: short now and then
+        return {
+            "method": "draft_model",
+            "model": speculator,
+            "num_speculative_tokens": num_tokens,
+            "num_blocks": num_blocks,
+        }
+    return None
+
+
+def with_models(workload: Workload, target: str, draft: str | None) -> Workload:
+    """Put real draft models in place of their names; without a smaller model "draft" is the model itself too."""
+    speculative = workload.config.get("speculative", {})
+    names = {"target": target, "draft": draft or target}
+    if speculative.get("model") not in names:
+        return workload
+    speculative = {**speculative, "model": names[speculative["model"]]}
+    return replace(workload, config={**workload.config, "speculative": speculative})
 
 
 def draw_params(seed: int, index: int, space: Space) -> SamplingParams:
@@ -112,6 +150,7 @@ def draw_params(seed: int, index: int, space: Space) -> SamplingParams:
         max_tokens=max_tokens,
         ignore_eos=rng.random() < 0.5,
         logprobs=rng.choice([None, None, None, 0, 3]),
+        prompt_logprobs=2 if random.Random(f"scored {index} of {seed}").random() < 0.15 else None,
         **draw_rules(random.Random(f"rules {index} of {seed}"), max_tokens, space),
     )
 
@@ -130,6 +169,11 @@ def draw_rules(rng: random.Random, max_tokens: int, space: Space) -> dict[str, A
         "min_tokens": rng.randint(1, max_tokens),
         "stop": rng.choice([["e"], ["a", "\u00e9t"], ["0", "or"]]),
         "stop_token_ids": rng.sample(token_ids, 20),
+        "structured_outputs": StructuredOutputsParams(
+            **rng.choice([{"regex": "[a-f]{3,9}"}, {"choice": ["abc", "abd", "xyz"]}])
+        ),
     }
     chosen = rng.sample(sorted(rules), rng.choice([0, 0, 0, 1, 2, 5]))
+    if "structured_outputs" in chosen:  # a grammar and these together may leave no token, which is refused
+        chosen = [name for name in chosen if name not in ("allowed_token_ids", "bad_words", "min_tokens")]
     return {name: rules[name] for name in chosen}

@@ -102,6 +102,7 @@ dependencies() {
   run "pip (a few seconds)" pip pip install "pip>=23.2"
   run "build tools (half a minute)" build-tools install build
   run "libraries of the core (half a minute)" core install core
+  run "library of guided decoding (a few seconds)" guided install guided
   install_torch
   stamp dependencies
 }

@@ -12,6 +12,7 @@ import pytest
 from reference.contracts.noise import gumbel_noise
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.cli import main as twinfer
+from reference.frontend.outputs import RequestMetrics, RequestOutput
 from reference.frontend.workload import Workload, WorkloadRequest, read_workload
 from tests import fuzz
 from tests.fuzz import Paths, assert_paths_were_taken, check_seeds
@@ -138,16 +139,18 @@ def test_a_token_that_was_decided_by_rounding_is_excused_and_another_one_is_not(
     assert cold.decision(position, row).logit_gap == 0
     assert not cold.decision(position, row).is_excused  # nothing was close
     token_id = cold.output.token_ids[position]
-    other = replace(cold.output, token_ids=[*cold.output.token_ids[:position], (token_id + 1) % 320])
+    same = RequestOutput("r0", None, [], [cold.output], True, RequestMetrics())
+    parted = [*cold.output.token_ids[:position], (token_id + 1) % 320]
+    other = replace(same, outputs=[replace(cold.output, token_ids=parted)])
     with pytest.raises(fuzz.DisagreementError, match="token_ids of"):
-        fuzz._equals_cold(model, request, other, cold.rows)
+        fuzz._equals_cold(model, request, other, 0, cold.rows)
     tied = replace(cold)  # the same run, had its last two best been as good as equal
     tied.rows = [*cold.rows[:position], nearly_tied(cold, position)]
     assert tied.decision(position, tied.rows[position]).is_excused
     assert not tied.decision(position, tied.rows[position] + 1).is_excused  # another model
     monkeypatch.setattr(fuzz, "run_cold", lambda *_: tied)
-    assert not fuzz._equals_cold(model, request, other, tied.rows)
-    assert fuzz._equals_cold(model, request, cold.output, tied.rows)
+    assert not fuzz._equals_cold(model, request, other, 0, tied.rows)
+    assert fuzz._equals_cold(model, request, same, 0, tied.rows)
 
 
 def nearly_tied(cold: fuzz.ColdRun, position: int) -> np.ndarray:

@@ -26,6 +26,12 @@ NUM_PARTS = 5
 
 
 @pytest.fixture(scope="module")
+def draft_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("draft")
+    return str(make_tiny_llama(folder, seed=9, max_position=128, num_layers=1, num_heads=2, num_kv_heads=1))
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root = tmp_path_factory.mktemp("models")
     return [
@@ -36,10 +42,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(
-    models: list[str], part: int
+    models: list[str], draft_model: str, part: int
 ) -> None:
     seeds = range(FUZZ_WORKLOADS)[part::NUM_PARTS]
-    assert_paths_were_taken(check_seeds(lambda seed: models[seed % len(models)], seeds))
+    paths = check_seeds(lambda seed: models[seed % len(models)], seeds, draft_model=draft_model)
+    assert_paths_were_taken(paths)
     params = [request.params for seed in seeds for request in make_workload(seed).requests]
     assert sum(each.changes_logits for each in params) >= 0.3 * len(params)
 
