@@ -128,7 +128,8 @@ class KVCacheManager:
             self._copy_on_write(request_id, table, first_written)
         if computed_blocks:
             self.block_pool.touch(hits)
-            self.num_cached_blocks[request_id] = self.num_hit_blocks[request_id] = len(computed_blocks)
+            if self.enable_caching:  # without, these are null entries of what is swapped in
+                self.num_cached_blocks[request_id] = self.num_hit_blocks[request_id] = len(computed_blocks)
         new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
         if table is None:
             table = self.block_tables[request_id] = []

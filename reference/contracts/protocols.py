@@ -111,6 +111,7 @@ class KVCacheManager(Protocol):
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
 
+        Empty for a request that skips reading the cache (see `SamplingParams`).
         With a sliding window only the blocks that the first token behind them sees must be cached; the others are 0.
 
         Touches nothing: the blocks are taken by the `allocate_slots` call that gets them as `computed_blocks`.

@@ -199,6 +199,7 @@ class SamplingParams:
         """A copy that draws the same tokens and reports nothing about them: what a draft model guesses with."""
         params = copy.copy(self)
         object.__setattr__(params, "logprobs", None)
+        object.__setattr__(params, "prompt_logprobs", None)
         return params
 
     @property

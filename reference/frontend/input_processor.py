@@ -106,11 +106,12 @@ class InputProcessor:
             self._check_token_ids("bad_words", ids)
         params = params.resolved(self.config.model.eos_token_ids, words)
         vocab_size = self.config.model.vocab_size
-        allowed = set(range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids)
+        allowed = range(vocab_size) if params.allowed_token_ids is None else set(params.allowed_token_ids)
         if params.structured_outputs is not None:
             bitmask = self.grammars.compile(params.structured_outputs).bitmask(())[0]
-            allowed &= set(np.flatnonzero(unpack_bitmask(bitmask, vocab_size)).tolist())
-        if allowed <= masked_token_ids(params, ()):  # more can only come from the tail of a bad word
+            allowed = set(np.flatnonzero(unpack_bitmask(bitmask, vocab_size)).tolist()).intersection(allowed)
+        masked = masked_token_ids(params, ())  # more can only come from the tail of a bad word
+        if all(token_id in masked for token_id in allowed):
             also = "" if params.structured_outputs is None else "structured_outputs, "
             raise ValueError(
                 f"{also}allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more "

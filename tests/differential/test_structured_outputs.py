@@ -156,6 +156,17 @@ def test_tokens_do_not_depend_on_neighbours_chunks_or_preemptions(model: str, ti
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
 
 
+def test_logprobs_are_those_of_the_raw_logits(model: str, tier_name: str) -> None:
+    """Also in a batch whose every row is masked."""
+    free = generate(model, tier_name, SamplingParams(temperature=0, logprobs=5))[0].outputs[0]
+    guided = generate(model, tier_name, asking("choice", temperature=0, logprobs=5))[0].outputs[0]
+    assert free.logprobs is not None
+    assert guided.logprobs is not None
+    best, with_masked = free.logprobs[0], guided.logprobs[0]
+    assert {token_id: with_masked[token_id] for token_id in best} == best
+    assert with_masked[guided.token_ids[0]].rank > 5
+
+
 def test_a_stop_string_still_ends_the_text_in_the_middle(model: str, tier_name: str) -> None:
     (output,) = generate(model, tier_name, asking("regex", temperature=0, stop=["-"]))
     completion = output.outputs[0]

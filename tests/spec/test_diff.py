@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from reference.contracts.config import EngineConfig
+from reference.contracts.logits import unpack_bitmask
 from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler, Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.contracts.trace import CacheSnapshot
 from reference.frontend import cli
 from reference.frontend.diff import compare_tiers
@@ -179,6 +181,32 @@ def test_a_tie_is_excused_and_the_other_requests_are_compared_to_the_end(model: 
     assert report.is_equal
     assert [found.request_id for found in report.excused] == ["r2"]
     assert report.num_tokens > 36  # all tokens of the other three
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_decision_under_a_grammar_is_one_between_the_tokens_it_allows(model: str, is_tied: bool) -> None:
+    """ "0" and "9" are equal or not; that a forbidden token lies far above, or level with the best, does not count."""
+
+    def run(flip: bool) -> Any:
+        def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
+            if schedule.step == 2 and "r2" in output.sampled_token_ids:
+                assert output.logits is not None
+                row = output.logits["r2"] = output.logits["r2"].copy()  # [1, V]
+                allowed = np.flatnonzero(unpack_bitmask(schedule.grammar_bitmasks["r2"][0], row.shape[1]))
+                first, last = int(allowed[0]), int(allowed[-1])
+                row[0, allowed] = 0.0
+                row[0, [first, last]] = 5.0, 5.0 if is_tied else 4.0
+                row[0, 200] = 9.0 if is_tied else 5.0
+                output.sampled_token_ids["r2"] = [last if flip else first]
+
+        return PlantedTier(change_output=change)
+
+    workload = make_workload(temperature=0, structured_outputs=StructuredOutputsParams(regex="[0-9]+"))
+    report = compare_tiers((run(False), run(True)), model, workload)
+    assert report.is_equal == is_tied
+    decision = (report.excused[0] if is_tied else report.divergence).decision  # type: ignore[union-attr]
+    assert decision is not None
+    assert decision.margin == pytest.approx(0.0 if is_tied else 1.0)
 
 
 def test_after_an_excuse_a_wrong_token_of_another_request_is_still_found(model: str) -> None:
