@@ -96,7 +96,10 @@ class _WatchedRunner:
         self._tier = tier
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
-        self._tier.scheduler.check_integrity()
+        try:
+            self._tier.scheduler.check_integrity()
+        except Exception as error:  # the engine would end the step's requests and go on
+            self._tier.broken = self._tier.broken or error
         output: ModelRunnerOutput = self._runner.execute(schedule)
         self._tier.paths.watch(schedule, output)
         self._tier.rows.note(output)
@@ -115,6 +118,7 @@ class WatchedTier:
         self.paths = Paths()
         self.rows = Rows()
         self.scheduler: Any = None
+        self.broken: Exception | None = None  # what the first check of invariants that failed has raised
 
     def make_scheduler(self, config: EngineConfig) -> Any:
         self.scheduler = self._tier.make_scheduler(config)
@@ -139,6 +143,10 @@ def check_workload(model: str, workload: Workload) -> Paths:
     if report.divergence is not None:
         raise DisagreementError(f"the tiers part: {report.divergence}")
     for tier in (reference, fast):
+        if tier.broken is not None:
+            raise DisagreementError(
+                f"the {tier.name} tier breaks an invariant: {tier.broken!r}"
+            ) from tier.broken
         if tier.scheduler.snapshot().cache.ref_counts:
             raise DisagreementError(f"the {tier.name} tier holds blocks for nobody")
     paths = reference.paths

@@ -131,15 +131,15 @@ def test_more_than_one_excused_token_in_100_000_does_not_pass() -> None:
 def test_a_token_that_was_decided_by_rounding_is_excused_and_another_one_is_not(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = make_workload(1)
-    request = next(r for r in workload.requests if r.params.temperature > 0 and not r.params.changes_logits)
+    params = SamplingParams(temperature=1.5, seed=3, max_tokens=8, ignore_eos=True)
+    request = WorkloadRequest("r0", prompt_token_ids=(5, 6, 7), params=params)
     cold = fuzz.run_cold(model, request, 0)
     position = len(cold.rows) - 1
     row = cold.rows[position]
     assert cold.decision(position, row).logit_gap == 0
     assert not cold.decision(position, row).is_excused  # nothing was close
     token_id = cold.output.token_ids[position]
-    same = RequestOutput("r0", None, [], [cold.output], True, RequestMetrics())
+    same = RequestOutput("r0", None, [], [cold.output], True, RequestMetrics(0))
     parted = [*cold.output.token_ids[:position], (token_id + 1) % 320]
     other = replace(same, outputs=[replace(cold.output, token_ids=parted)])
     with pytest.raises(fuzz.DisagreementError, match="token_ids of"):
