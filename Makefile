@@ -20,10 +20,10 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo test test-races lint format model docs loc setup clean distclean
+.PHONY: help demo test test-long test-mutants test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## generate on both tiers with a real model and compare them, token by token
 	@$(DEMO_THREADS) $(BIN)/python -m reference.frontend.demo
@@ -33,6 +33,15 @@ test: setup $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec 
 
 test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
 	@$(BIN)/python tools/run_tests.py races
+
+# An hour of two cores; each failure is made small and kept in .fuzz.
+LONG := TWINFER_FUZZ_WORKLOADS=5000 TWINFER_RULE_STEPS=1000000
+
+test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 steps of the property machine
+	@$(LONG) $(BIN)/python tools/run_tests.py differential property
+
+test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
+	@$(BIN)/python tools/run_mutants.py
 
 lint: setup $(STAMPS)/dev ## ruff and mypy only
 	@$(BIN)/python tools/run_tests.py lint

@@ -25,7 +25,7 @@ from reference.contracts.trace import StepTrace
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.margin import Decision, decision_margin
-from reference.frontend.outputs import CompletionOutput
+from reference.frontend.outputs import CompletionOutput, RequestOutput
 from reference.frontend.workload import Workload, WorkloadRun
 
 BlockTable = tuple[int, ...]
@@ -59,6 +59,7 @@ class DiffReport:
     num_cached_tokens: int = 0
     num_finished: int = 0
     num_errors: int = 0  # of the finished, those that ended with an error, on both tiers alike
+    finished: dict[str, RequestOutput] = field(default_factory=dict)  # last outputs on the first tier
     excused: list[Divergence] = field(default_factory=list)
     divergence: Divergence | None = None
 
@@ -261,6 +262,7 @@ class _Comparison:
                 if sequence_id not in self.dropped and ends[0] != ends[1]:
                     what = "end (finish reason, stop reason, tokens, text)"
                     self._record(number, what, ends, sequence_id)
+        self.report.finished = first
         self.report.num_finished = len(first)
         self.report.num_errors = sum(output.error is not None for output in first.values())
 

@@ -11,8 +11,8 @@ from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import run_workload
-from tests.differential.test_random_workloads import make_workload
 from tests.tiny_models import make_tiny_llama
+from tests.workloads import make_workload, with_models
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def record(model: str, tier_name: str, seed: int) -> list[StepTrace]:
-    workload = make_workload(seed)
+    workload = with_models(make_workload(seed), model, None)
     args = EngineArgs(**{**workload.config, "model": model, "trace": True})
     engine = LLMEngine.from_engine_args(args, load_tier(tier_name))
     run_workload(engine, workload)

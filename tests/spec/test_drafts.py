@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,18 @@ def test_a_preempted_request_loses_its_drafts(tier: Tier, mode: str) -> None:
     driver.run()
     assert [len(tokens) for tokens in driver.outputs.values()] == [9, 9]
     driver.assert_nothing_leaked()
+
+
+def test_a_step_without_a_proposal_leaves_no_drafts(tier: Tier) -> None:
+    driver = make_driver(tier)
+    driver.add(make_request("a", 6, max_tokens=20))
+    driver.step()
+    schedule = driver.schedule()
+    assert schedule.scheduled_spec_decode_tokens
+    driver.update(schedule, replace(driver.sample(schedule), draft_token_ids={}))
+    schedule = driver.schedule()
+    assert schedule.scheduled_spec_decode_tokens == {}
+    assert schedule.num_scheduled_tokens == {"a": 1}
 
 
 def test_49_an_empty_answer_to_drafts_is_computed_again(tier: Tier) -> None:

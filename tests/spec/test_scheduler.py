@@ -273,12 +273,12 @@ def test_when_the_victim_stood_before_the_current_request_nobody_is_skipped(tier
 def test_priority_admits_by_priority_then_arrival_then_id(tier: Tier) -> None:
     driver = make_driver(tier, scheduling_policy="priority")
     driver.add(
-        make_request("d", 4, arrival=3, priority=1),
+        make_request("a", 4, arrival=3, priority=1),
         make_request("c", 4, arrival=1, priority=1),
         make_request("b", 4, arrival=1, priority=1),
-        make_request("a", 4, arrival=9, priority=0),
+        make_request("d", 4, arrival=9, priority=0),
     )
-    assert list(driver.step().num_scheduled_tokens) == ["a", "b", "c", "d"]
+    assert list(driver.step().num_scheduled_tokens) == ["d", "b", "c", "a"]
 
 
 def test_priority_never_preempts_merely_for_a_slot(tier: Tier) -> None:
