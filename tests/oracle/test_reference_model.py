@@ -300,7 +300,7 @@ def test_a_request_that_was_preempted_goes_on_as_if_nothing_had_happened(tiny: C
         got += driver.step(schedule).sampled_token_ids["a"]
     driver.append("a", got[-1])
     driver.step({"b": 3}, preempted=["a"])
-    assert driver.runner._states.keys() == {"b"}
+    assert driver.runner.batch.states.keys() == {"b"}
     assert driver.step({"a": 7}).sampled_token_ids == {}  # recomputes prompt and output, in new blocks
     got += driver.step({"a": 5}).sampled_token_ids["a"]
     while len(got) < 8:
@@ -337,7 +337,7 @@ def test_a_step_without_tokens_only_forgets(tiny: Checkpoint) -> None:
     driver.add("a", random_tokens(4))
     driver.step({"a": 4})
     assert driver.step({}, finished=["a"]).sampled_token_ids == {}
-    assert not driver.runner._states
+    assert not driver.runner.batch.states
 
 
 def test_logits_leave_the_runner_only_when_asked_for(tiny: Checkpoint) -> None:
