@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo test test-long test-mutants lint format model loc setup clean distclean
+.PHONY: help demo test test-long test-mutants test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 ste
 test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
 	@$(BIN)/python tools/run_mutants.py
 
+test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
+	@$(BIN)/python tools/run_tests.py races
+
 lint: setup $(STAMPS)/dev ## ruff and mypy only
 	@$(BIN)/python tools/run_tests.py lint
 
@@ -48,6 +51,9 @@ format: $(STAMPS)/dev ## let ruff rewrite the Python files
 
 model: setup ## fetch the embedded model (93 MB) into the user's cache folder and check it
 	@$(BIN)/python -m reference.frontend.model_store
+
+docs: setup $(STAMPS)/dev model ## build the tutorial site into site/ and serve it on loopback
+	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 loc: $(STAMPS)/dependencies ## lines of code against the budgets
 	@$(BIN)/python tools/loc.py

@@ -1,4 +1,6 @@
-"""The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extension.
+"""The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extensions.
+
+The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`.
 
 Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
 F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor described as "rows" may have any
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import torch  # first: the extension then shares the OpenMP runtime that torch has loaded
 
+from fast.ladder import Ladder
+
 try:
-    from fast import _cpu
+    from fast import _cpu, _simt
 except ImportError as error:
     raise ImportError(
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
@@ -32,6 +36,21 @@ def isa() -> str:
     ValueError if it names an unknown one or one that this CPU lacks.
     """
     return _ISA
+
+
+def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm_80") -> Ladder:
+    """The CUDA kernels for a device: "simt" runs them on the CPU, one fiber a CUDA thread, on CPU tensors.
+
+    Args:
+        device: "simt".
+        seed, threads, architecture: see `Ladder`.
+
+    Raises:
+        ValueError: another device, or an option out of range.
+    """
+    if device != "simt":
+        raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
+    return Ladder(_simt, seed, threads, architecture)
 
 
 def reshape_and_cache(

@@ -146,7 +146,7 @@ extension() {
 }
 
 dev() {
-  run "tools for the tests (half a minute)" dev install dev
+  run "tools for the tests (half a minute)" dev install dev docs
   stamp dev
 }
 
