@@ -119,6 +119,8 @@ def tests_pass_without_mutants(mutants: Sequence[Mutant]) -> bool:
     broken = [test for test, errors in outcomes.items() if any(errors)]
     unknown = [name for name in names if not any(test.startswith(f"tests/{name}") for test in outcomes)]
     print(f"Without a mutant: {closing}", flush=True)
+    if not outcomes:
+        return False
     for problem, tests in (("fails", broken), ("does not exist", unknown)):
         for test in tests:
             print(f"{test} {problem} without any mutant; it cannot judge one.")
