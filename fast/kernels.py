@@ -12,7 +12,7 @@ the same bits for a row alone, in any batch and with any number of threads; only
 
 from __future__ import annotations
 
-import torch  # first: the extension then shares the OpenMP runtime that torch has loaded
+import torch
 
 try:
     from fast import _cpu
