@@ -140,12 +140,13 @@ void linear(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::h
 void embedding(py::handle out, py::handle ids, const cpu::PackedMatrix& weight, int threads) {
   Arguments args;
   args.define("C", weight.in_features());
-  const TensorView rows = args.tensor("ids", ids, kInt64, kContiguous, {"T"});
+  const TensorView rows = args.tensor("ids", ids, kInt32, kContiguous, {"T"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
   check_threads(threads);
   const py::gil_scoped_release released;
-  check_range("ids", rows.data<const int64_t>(), args["T"], 0, weight.out_features(), "(rows of the weight)");
-  cpu::embedding({rows_of<float>(o), rows.data<const int64_t>(), &weight, args["T"]}, threads);
+  check_range("ids", rows.data<const int32_t>(), args["T"], 0, static_cast<int32_t>(weight.out_features()),
+              "(rows of the weight)");
+  cpu::embedding({rows_of<float>(o), rows.data<const int32_t>(), &weight, args["T"]}, threads);
 }
 
 void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int threads) {

@@ -140,7 +140,7 @@ def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> Non
 
     Args:
         out: [T, C], rows, written.
-        ids: int64 [T].
+        ids: int32 [T].
         weight: [F, C], packed.
 
     Raises:

@@ -64,7 +64,7 @@ int tile_columns(Isa isa);
 
 struct Embedding {
   Rows<float> out;                // [T, C]
-  const int64_t* ids;             // [T], rows of the weight
+  const int32_t* ids;             // [T], rows of the weight
   const PackedMatrix* weight;     // [F, C]
   int64_t num_tokens;             // T
 };
