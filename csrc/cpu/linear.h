@@ -9,7 +9,8 @@ namespace twinfer::cpu {
 
 constexpr int kTileVecs = 4;           // vectors across a tile
 constexpr int kMaxChunkRows = 192;     // rows of x a chunk: with its sums they stay in the second-level cache
-constexpr int kPanelDepth = 256;       // inputs decoded at a time
+constexpr int kSumDepth = 32;          // inputs that are summed in one chain
+constexpr int kPanelDepth = 256;       // inputs decoded at a time, a multiple of kSumDepth
 
 // A part of the product: some tiles for some rows of x.
 struct LinearChunk {

@@ -158,14 +158,19 @@ def test_a_row_has_the_same_bits_alone_in_every_batch_and_with_any_number_of_thr
             assert torch.equal(product(batch, matrix), alone[first : first + num_tokens]), (num_tokens, threads)
 
 
-def test_the_order_of_the_inputs_is_the_order_of_the_sum_and_equal_for_every_output() -> None:
+def test_blocks_of_32_inputs_are_summed_one_after_the_other_each_from_zero() -> None:
     """1 is lost when it is added to 2^24, and kept when 2^24 is gone again: only the stated order gives these sums."""
-    weight = torch.ones(70, 64)
-    matrix = kernels.pack([("F32", weight.view(torch.uint8))], 64)
-    x = torch.zeros(80, 64)
-    x[:, 3], x[:, 20], x[:, 40], x[:, 63] = 1.0, 2.0**24, -(2.0**24), 1.0
+    matrix = kernels.pack([("F32", torch.ones(70, 96).view(torch.uint8))], 96)
+    large, x = 2.0**24, torch.zeros(4, 96)
+    x[0, [3, 20, 27, 31]] = torch.tensor([1.0, large, -large, 1.0])  # one block: the first 1 is lost
+    x[1, [3, 20, 33, 40]] = torch.tensor([1.0, large, -large, 1.0])  # the first block loses its 1
+    x[2, [3, 33, 34, 70]] = torch.tensor([1.0, large, -large, 1.0])  # the second block is zero, nothing is lost
+    x[3, [3, 40, 70]] = torch.tensor([1.0, large, -large])  # 1 is lost where the second block is added
+    expected = torch.tensor([1.0, 1.0, 2.0, 0.0])
     for num_tokens in (1, 2, 5, 24, 80):
-        assert torch.equal(product(x[:num_tokens], matrix), torch.full((num_tokens, 70), 1.0))
+        for t in range(4):
+            out = product(x[t].expand(num_tokens, 96).contiguous(), matrix)
+            assert torch.equal(out, expected[t].expand(num_tokens, 70)), (num_tokens, t)
 
 
 def test_nan_and_infinite_numbers_stay_in_their_row() -> None:
