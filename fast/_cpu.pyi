@@ -17,6 +17,7 @@ def paged_attention(
     scale: float,
     threads: int,
 ) -> None: ...
+
 class PackedMatrix:
     def __init__(self, parts: list[tuple[str, Tensor]], in_features: int, threads: int) -> None: ...
     @property

@@ -12,9 +12,12 @@ the same bits for a row alone, in any batch and with any number of threads; only
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
+
+from fast.cores import available_cores
 
 try:
     from fast import _cpu
@@ -23,6 +26,10 @@ except ImportError as error:
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
         "`pip install --no-build-isolation -e .` in the repository."
     ) from error
+
+# The kernels run on as many threads as torch is set to. Torch knows the cores, but not the limits of a container.
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(available_cores())
 
 _ISA = _cpu.isa()  # here, so that a wrong TWINFER_ISA is reported before any request runs
 
@@ -120,7 +127,9 @@ def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedM
     return PackedMatrix(list(parts), in_features, torch.get_num_threads())
 
 
-def linear(out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None) -> None:
+def linear(
+    out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
+) -> None:
     """out = x W^T + bias; weights are decoded inside the kernel, and every output is one sum in the order of C.
 
     Args:

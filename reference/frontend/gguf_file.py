@@ -93,7 +93,9 @@ def convert_gguf(path: Path, folder: Path) -> None:
     config_file = folder / "config.json"
     config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
     mode = config_file.stat().st_mode
-    _save(tensors, {"format": "pt"}, folder / "model.safetensors", mode)  # transformers wants to be told the format
+    _save(
+        tensors, {"format": "pt"}, folder / "model.safetensors", mode
+    )  # transformers wants to be told the format
     if packed:
         _save(*packed_arrays(packed), folder / PACKED_FILE, mode)
 

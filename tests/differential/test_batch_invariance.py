@@ -47,7 +47,9 @@ def use_threads() -> Iterator[Callable[[int], None]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wide enough that three threads have something to do: below 2^17 operations a kernel keeps to one."""
     root = tmp_path_factory.mktemp("model")
-    return make_tiny_llama(root, hidden_size=192, num_heads=6, num_kv_heads=2, intermediate_size=448, max_position=256)
+    return make_tiny_llama(
+        root, hidden_size=192, num_heads=6, num_kv_heads=2, intermediate_size=448, max_position=256
+    )
 
 
 def requests(seed: int) -> list[WorkloadRequest]:
@@ -59,7 +61,9 @@ def requests(seed: int) -> list[WorkloadRequest]:
         prompt = shared[: rng.choice([0, 40])] + [rng.randrange(2, 300) for _ in range(rng.randint(1, 90))]
         params = SamplingParams(temperature=rng.choice([0.0, 1.0]), seed=i, max_tokens=12, ignore_eos=True)
         made.append(
-            WorkloadRequest(f"r{i}", prompt_token_ids=tuple(prompt), arrival_step=rng.randint(0, 6), params=params)
+            WorkloadRequest(
+                f"r{i}", prompt_token_ids=tuple(prompt), arrival_step=rng.randint(0, 6), params=params
+            )
         )
     return made
 
@@ -91,7 +95,10 @@ def assert_same_alone_and_together(model: Path, use_threads: Callable[[int], Non
     for threads in THREADS:
         use_threads(threads)
         for chunk in (16, 61, 512):
-            assert run(model, chosen, num_blocks=300, max_num_batched_tokens=chunk)[0] == alone, (threads, chunk)
+            assert run(model, chosen, num_blocks=300, max_num_batched_tokens=chunk)[0] == alone, (
+                threads,
+                chunk,
+            )
         together, preempted = run(model, chosen, num_blocks=34, max_num_batched_tokens=48)
         assert preempted > 0
         assert together == alone, f"{threads} threads, preempted"

@@ -58,7 +58,12 @@ def product(x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = N
 def assert_is_product(out: torch.Tensor, x: torch.Tensor, weight: np.ndarray) -> None:
     """Within C roundings, each of a partial sum that no sum of |x w| exceeds; in practice a hundredth of that."""
     exact = x.double().numpy() @ weight.astype(np.float64).T
-    bound = np.abs(x.double().numpy()) @ np.abs(weight.astype(np.float64)).T * EPSILON * min(weight.shape[1] + 1, 12)
+    bound = (
+        np.abs(x.double().numpy())
+        @ np.abs(weight.astype(np.float64)).T
+        * EPSILON
+        * min(weight.shape[1] + 1, 12)
+    )
     assert (np.abs(out.double().numpy() - exact) <= bound).all()
 
 
@@ -99,9 +104,13 @@ def test_the_smallest_and_largest_16_bit_numbers_are_decoded_to_the_same_bits(ki
     kernels.embedding(decoded, torch.arange(len(rows), dtype=torch.int32), matrix)
     np.testing.assert_array_equal(decoded.numpy(), expected)
     unit = torch.zeros(1, 32)
-    unit[0, 5] = 1.0  # the product with a unit vector is a column: the kernel's decoder against the scalar one
+    unit[0, 5] = (
+        1.0  # the product with a unit vector is a column: the kernel's decoder against the scalar one
+    )
     np.testing.assert_array_equal(product(unit, matrix)[0].numpy(), expected[:, 5])
-    np.testing.assert_array_equal(product(unit.expand(40, 32).contiguous(), matrix)[39].numpy(), expected[:, 5])
+    np.testing.assert_array_equal(
+        product(unit.expand(40, 32).contiguous(), matrix)[39].numpy(), expected[:, 5]
+    )
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -114,7 +123,10 @@ def test_a_bias_is_added_last_with_the_same_bits_as_a_separate_sum(kind: str, nu
 
 def test_stacked_parts_of_different_types_have_the_same_bits_as_each_alone() -> None:
     x = random(9, 64, seed=1)
-    parts = [(kind, stored_rows(kind, (rows, 64))[0]) for kind, rows in zip(TYPES, (5, 64, 70, 1, 33, 128), strict=True)]
+    parts = [
+        (kind, stored_rows(kind, (rows, 64))[0])
+        for kind, rows in zip(TYPES, (5, 64, 70, 1, 33, 128), strict=True)
+    ]
     stacked = kernels.pack(parts, 64)
     assert stacked.out_features == 301
     alone = [product(x, kernels.pack([part], 64)) for part in parts]
@@ -140,7 +152,8 @@ def test_rows_of_a_file_may_lie_apart_when_they_are_packed_to_the_same_bits() ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"), [(kind, (330, 608)) for kind in TYPES] + [(kind, (70, 301)) for kind in ("F32", "F16", "BF16")]
+    ("kind", "shape"),
+    [(kind, (330, 608)) for kind in TYPES] + [(kind, (70, 301)) for kind in ("F32", "F16", "BF16")],
 )
 def test_a_row_has_the_same_bits_alone_in_every_batch_and_with_any_number_of_threads(
     kind: str, shape: tuple[int, int], use_threads: Callable[[int], None]
@@ -155,7 +168,10 @@ def test_a_row_has_the_same_bits_alone_in_every_batch_and_with_any_number_of_thr
         for num_tokens in [*range(1, 71), 191, 192, 193, 385, 500]:
             first = num_tokens * 7 % (len(x) - num_tokens + 1)
             batch = x[first : first + num_tokens]
-            assert torch.equal(product(batch, matrix), alone[first : first + num_tokens]), (num_tokens, threads)
+            assert torch.equal(product(batch, matrix), alone[first : first + num_tokens]), (
+                num_tokens,
+                threads,
+            )
 
 
 def test_blocks_of_32_inputs_are_summed_one_after_the_other_each_from_zero() -> None:
@@ -164,7 +180,9 @@ def test_blocks_of_32_inputs_are_summed_one_after_the_other_each_from_zero() -> 
     large, x = 2.0**24, torch.zeros(4, 96)
     x[0, [3, 20, 27, 31]] = torch.tensor([1.0, large, -large, 1.0])  # one block: the first 1 is lost
     x[1, [3, 20, 33, 40]] = torch.tensor([1.0, large, -large, 1.0])  # the first block loses its 1
-    x[2, [3, 33, 34, 70]] = torch.tensor([1.0, large, -large, 1.0])  # the second block is zero, nothing is lost
+    x[2, [3, 33, 34, 70]] = torch.tensor(
+        [1.0, large, -large, 1.0]
+    )  # the second block is zero, nothing is lost
     x[3, [3, 40, 70]] = torch.tensor([1.0, large, -large])  # 1 is lost where the second block is added
     expected = torch.tensor([1.0, 1.0, 2.0, 0.0])
     for num_tokens in (1, 2, 5, 24, 80):
@@ -174,7 +192,7 @@ def test_blocks_of_32_inputs_are_summed_one_after_the_other_each_from_zero() -> 
 
 
 def test_nan_and_infinite_numbers_stay_in_their_row() -> None:
-    matrix, weight = packed("Q4_1", (70, 64))
+    matrix, _ = packed("Q4_1", (70, 64))
     x = random(30, 64, seed=1)
     clean = product(x, matrix)
     x[4, 7], x[11, 0] = float("nan"), float("inf")
