@@ -3,7 +3,13 @@
 What differs:
 
 - `Linear` keeps the weight in the type of its file (4, 8, 16 or 32 bits) and decodes it in registers: a step is
-  bounded by the bytes that it reads. Every output is one sum in the order of C, whatever the batch.
+  bounded by the bytes that it reads. Every output is summed in one order, whatever the batch. One Zen 5 core, one
+  matrix [1536, 576] in its cache, us a call; the multipliers alone need 6.8 a row with AVX-512:
+
+        T                 1     2     4     8    16    64
+        Q4_1, AVX-512    17    21    37    66   131   466
+        F32, AVX-512     30    31    32    62   115   498
+        Q4_1, AVX2       36    50    78   145   249   936
 - `RMSNorm` adds the residual and normalises in one pass over each row, in place: the row is read once, while
   it is in the cache. Heads are normalised in place, in slices of the fused projection.
 - `LayerNorm` does the same with mean and variance.
