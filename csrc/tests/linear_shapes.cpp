@@ -24,7 +24,8 @@ struct Matrix {
 // Random bytes are valid quants; 16-bit scales and numbers must not be infinite or NaN, so their exponents stay small.
 Matrix random_matrix(std::mt19937& random, int64_t rows, int64_t depth, WeightType type) {
   const WeightFormat& format = format_of(type);
-  Matrix matrix{type, rows, std::vector<uint8_t>(static_cast<size_t>(rows * (depth / format.block_depth) * format.block_bytes))};
+  const int64_t num_bytes = rows * (depth / format.block_depth) * format.block_bytes;
+  Matrix matrix{type, rows, std::vector<uint8_t>(static_cast<size_t>(num_bytes))};
   for (size_t i = 0; i < matrix.stored.size(); ++i) matrix.stored[i] = static_cast<uint8_t>(random());
   for (size_t block = 0; block < matrix.stored.size(); block += static_cast<size_t>(format.block_bytes)) {
     const auto last = static_cast<size_t>(format.block_bytes) - 1;
