@@ -16,6 +16,7 @@ constexpr DLDataType kFloat32{kDLFloat, 32, 1};
 constexpr DLDataType kFloat64{kDLFloat, 64, 1};
 constexpr DLDataType kInt32{kDLInt, 32, 1};
 constexpr DLDataType kInt64{kDLInt, 64, 1};
+constexpr DLDataType kUint8{kDLUInt, 8, 1};
 
 inline std::string dtype_text(DLDataType dtype) {
   const std::string bits = std::to_string(dtype.bits);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "arguments.h"
 #include "cpu/philox.h"
@@ -95,6 +97,64 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
                                  static_cast<float>(scale)};
   check_attention(call, args["T"], args["max_blocks"], args["N"]);
   cpu::paged_attention(call, cpu::active_isa(), threads);
+}
+
+const cpu::WeightFormat& find_format(const std::string& name) {
+  std::string known;
+  for (const cpu::WeightFormat& format : cpu::kWeightFormats) {
+    if (name == format.name) return format;
+    known += (known.empty() ? "" : ", ") + std::string(format.name);
+  }
+  reject("parts: expected a type among " + known + ", got " + name + ".");
+}
+
+std::unique_ptr<cpu::PackedMatrix> pack(const py::list& parts, int64_t in_features, int threads) {
+  check_threads(threads);
+  if (in_features < 1) reject("in_features: expected at least 1, got " + std::to_string(in_features) + ".");
+  if (parts.empty()) reject("parts: expected at least one, got none.");
+  std::vector<TensorView> views;  // keep the rows alive
+  std::vector<cpu::PackedMatrix::Part> checked;
+  for (const py::handle part : parts) {
+    const auto [type, rows] = part.cast<std::pair<std::string, py::object>>();
+    const cpu::WeightFormat& format = find_format(type);
+    if (in_features % format.block_depth != 0) {
+      reject("in_features: expected a multiple of " + std::to_string(format.block_depth) + " for " + type + ", got " +
+             std::to_string(in_features) + ".");
+    }
+    Arguments args;
+    args.define("row_bytes", in_features / format.block_depth * format.block_bytes);
+    views.push_back(args.tensor("rows", rows, kUint8, kRows, {"F", "row_bytes"}));
+    if (args["F"] < 1) reject("rows: expected at least one row, got shape " + views.back().shape_text() + ".");
+    checked.push_back({static_cast<cpu::WeightType>(&format - cpu::kWeightFormats),
+                       views.back().data<const uint8_t>(), views.back().stride(0), args["F"]});
+  }
+  const py::gil_scoped_release released;
+  return std::make_unique<cpu::PackedMatrix>(checked, in_features, cpu::tile_columns(cpu::active_isa()), threads);
+}
+
+void linear(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::handle bias, int threads) {
+  Arguments args;
+  args.define("C", weight.in_features());
+  args.define("F", weight.out_features());
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
+  const float* b = nullptr;
+  if (!bias.is_none()) b = args.tensor("bias", bias, kFloat32, kContiguous, {"F"}).data<const float>();
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  cpu::linear({rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]}, cpu::active_isa(), threads);
+}
+
+void embedding(py::handle out, py::handle ids, const cpu::PackedMatrix& weight, int threads) {
+  Arguments args;
+  args.define("C", weight.in_features());
+  const TensorView rows = args.tensor("ids", ids, kInt32, kContiguous, {"T"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  check_range("ids", rows.data<const int32_t>(), args["T"], 0, static_cast<int32_t>(weight.out_features()),
+              "(rows of the weight)");
+  cpu::embedding({rows_of<float>(o), rows.data<const int32_t>(), &weight, args["T"]}, threads);
 }
 
 void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int threads) {
@@ -358,6 +418,13 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"),
         arg("threads"));
+  pybind11::class_<twinfer::cpu::PackedMatrix>(m, "PackedMatrix")
+      .def(pybind11::init(&twinfer::pack), arg("parts"), arg("in_features"), arg("threads"))
+      .def_property_readonly("in_features", &twinfer::cpu::PackedMatrix::in_features)
+      .def_property_readonly("out_features", &twinfer::cpu::PackedMatrix::out_features)
+      .def_property_readonly("num_bytes", &twinfer::cpu::PackedMatrix::num_bytes);
+  m.def("linear", &twinfer::linear, arg("out"), arg("x"), arg("weight"), arg("bias").none(true), arg("threads"));
+  m.def("embedding", &twinfer::embedding, arg("out"), arg("ids"), arg("weight"), arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),

@@ -14,8 +14,12 @@ the same bits for a row alone, in any batch and with any number of threads; only
 
 from __future__ import annotations
 
-import torch  # first: the extension then shares the OpenMP runtime that torch has loaded
+import os
+from collections.abc import Sequence
 
+import torch
+
+from fast.cores import available_cores
 from fast.ladder import Ladder
 
 try:
@@ -25,6 +29,10 @@ except ImportError as error:
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
         "`pip install --no-build-isolation -e .` in the repository."
     ) from error
+
+# The kernels run on as many threads as torch is set to. Torch knows the cores, but not the limits of a container.
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(available_cores())
 
 _ISA = _cpu.isa()  # here, so that a wrong TWINFER_ISA is reported before any request runs
 
@@ -121,6 +129,55 @@ def paged_attention(
         sliding_window,
         torch.get_num_threads(),
     )
+
+
+# A weight matrix [F, C] in the type its file stores, repacked for the kernel. `num_bytes` are about those of the rows.
+PackedMatrix = _cpu.PackedMatrix
+
+
+def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedMatrix:
+    """Repacks the rows of a weight matrix, several parts stacked along F, for `linear` and `embedding`.
+
+    Args:
+        parts: type and rows as a file stores them, uint8 [rows, bytes of a row], rows. Types are F32, F16, BF16 and,
+            of GGUF, Q8_0, Q4_0 and Q4_1, whose rows are blocks of 32 weights. The parts may differ in type.
+        in_features: C, the weights of a row.
+
+    Raises:
+        ValueError: a bad tensor, an unknown type, or a C that the blocks of a type do not divide.
+    """
+    return PackedMatrix(list(parts), in_features, torch.get_num_threads())
+
+
+def linear(
+    out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
+) -> None:
+    """out = x W^T + bias; weights are decoded inside the kernel, and every output is one sum in the order of C.
+
+    Args:
+        out: [T, F], rows, written; not `x`.
+        x: [T, C], rows.
+        weight: [F, C], packed.
+        bias: [F].
+
+    Raises:
+        ValueError: a bad tensor.
+    """
+    _cpu.linear(out, x, weight, bias, torch.get_num_threads())
+
+
+def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> None:
+    """out = rows `ids` of a packed matrix, in float32.
+
+    Args:
+        out: [T, C], rows, written.
+        ids: int32 [T].
+        weight: [F, C], packed.
+
+    Raises:
+        ValueError: a bad tensor, or an id outside [0, F); then nothing is written.
+    """
+    _cpu.embedding(out, ids, weight, torch.get_num_threads())
 
 
 def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:

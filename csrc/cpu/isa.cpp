@@ -10,7 +10,7 @@ namespace {
 bool supported(Isa isa) {
 #if TWINFER_HAVE_X86_ISAS
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (isa == Isa::kAvx2) return avx2;
   if (isa == Isa::kAvx512) return avx2 && __builtin_cpu_supports("avx512f");
 #endif

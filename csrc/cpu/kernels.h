@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cpu/isa.h"
+#include "cpu/packed_matrix.h"
 
 namespace twinfer::cpu {
 
@@ -53,6 +54,26 @@ struct PagedAttention {
   float scale;
 };
 void paged_attention(const PagedAttention& args, Isa isa, int threads);
+
+struct Linear {
+  Rows<float> out;                // [T, F]
+  Rows<const float> x;            // [T, C]
+  const PackedMatrix* weight;     // [F, C]
+  const float* bias;              // [F], may be null
+  int64_t num_tokens;             // T
+};
+void linear(const Linear& args, Isa isa, int threads);
+
+// How many outputs stand in one tile of a matrix for this instruction set.
+int tile_columns(Isa isa);
+
+struct Embedding {
+  Rows<float> out;                // [T, C]
+  const int32_t* ids;             // [T], rows of the weight
+  const PackedMatrix* weight;     // [F, C]
+  int64_t num_tokens;             // T
+};
+void embedding(const Embedding& args, int threads);
 
 struct RmsNorm {
   Rows<float> out;                // [T, C]

@@ -1,31 +1,30 @@
-// Splitting work over OpenMP threads. The thread count is always an argument: OpenMP's own setting is per thread,
-// so a new Python thread would not inherit torch's. Bodies must not throw.
+// Splitting work over threads. The thread count is always an argument: torch's own setting is per thread, so a new
+// Python thread would not inherit it. Bodies must not throw.
 #pragma once
-
-#include <omp.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "cpu/thread_pool.h"
+
 namespace twinfer::cpu {
 
-// Below this many elementary operations one thread is done before a team would have woken up (a few microseconds).
+// Below this many elementary operations one thread is done before another would have woken up (a few microseconds).
 constexpr int64_t kMinParallelWork = int64_t{1} << 17;
 
 inline bool worth_a_team(int64_t items, int64_t work, int threads) {
   return threads > 1 && items > 1 && work >= kMinParallelWork;
 }
 
-// Calls body(item, thread) for every item in [0, items). `work` is the total, in elementary operations. Chunks are
-// handed out dynamically: a core taken by another process then delays one item and not a fixed share of them.
+// Calls body(item, thread) for every item in [0, items). `work` is the total, in elementary operations. Items are
+// handed out one by one: a core taken by another process then delays one item and not a fixed share of them.
 template <class Body>
 void parallel_for(int64_t items, int64_t work, int threads, const Body& body) {
   if (!worth_a_team(items, work, threads)) {
     for (int64_t item = 0; item < items; ++item) body(item, 0);
     return;
   }
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-  for (int64_t item = 0; item < items; ++item) body(item, omp_get_thread_num());
+  ThreadPool::instance().run(items, threads, body);
 }
 
 // Calls body(begin, end) on ranges that cover [0, rows), each of a few thousand elementary operations or more.

@@ -2,7 +2,7 @@
 
 What differs:
 
-- Matrices are turned to [out, in] once, when they are loaded: oneDNN multiplies by that layout without packing.
+- Matrices are turned to [out, in] and packed for the kernels once, when they are loaded.
 - Queries, keys and values stay views of their fused product; norms and gelu work in place.
 
 C is the hidden size, F the intermediate size, P the number of positions; the other letters are the usual ones.
@@ -15,7 +15,7 @@ import torch.nn.functional
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import LayerNorm, Linear, gelu
-from fast.models.weights import as_tensor
+from fast.models.weights import as_tensor, embedding, packed_matrix
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
@@ -24,7 +24,7 @@ KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B,
 
 def _linear(checkpoint: Checkpoint, name: str) -> Linear:
     weight, bias = (as_tensor(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
-    return Linear(weight.t().contiguous(), bias)
+    return Linear(weight.t(), bias)
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> LayerNorm:
@@ -96,19 +96,19 @@ class GPT2LMHeadModel:
     """
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
-        self.wte = as_tensor(checkpoint.tensor("transformer.wte.weight"))  # [V, C]
+        self.wte = packed_matrix(checkpoint, "transformer.wte.weight")  # [V, C]
         self.wpe = as_tensor(checkpoint.tensor("transformer.wpe.weight"))  # [P, C]
         self.layers = [
             GPT2Block(config, checkpoint, f"transformer.h.{i}") for i in range(config.num_hidden_layers)
         ]
         self.ln_f = _norm(checkpoint, "transformer.ln_f", config)
         tied = config.tie_word_embeddings
-        self.lm_head = Linear(self.wte if tied else as_tensor(checkpoint.tensor("lm_head.weight")))  # [V, C]
+        self.lm_head = Linear(self.wte if tied else packed_matrix(checkpoint, "lm_head.weight"))  # [V, C]
         checkpoint.check_all_used()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """integer [T] -> [T, C], a new tensor: to which the positions are still to be added."""
-        return torch.nn.functional.embedding(input_ids, self.wte)
+        return embedding(input_ids, self.wte)
 
     def forward(
         self,

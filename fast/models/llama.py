@@ -6,8 +6,7 @@ What differs:
   matrix products become one each, with one start-up cost and more rows to share among the cores.
 - The parts of a fused product stay views of it: the norms of q and k, rotary embedding, cache write and
   attention work on them in place.
-- Single weights, the tied embedding and head among them, are used where the checkpoint maps them; only the
-  fused ones are copied.
+- Matrices keep the type of their file, repacked once for the kernels; a tied embedding and head are one of them.
 
 C is the hidden size, F the intermediate size; the other letters are the usual ones.
 """
@@ -15,31 +14,25 @@ C is the hidden size, F the intermediate size; the other letters are the usual o
 from __future__ import annotations
 
 import torch
-import torch.nn.functional
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
-from fast.models.weights import as_tensor
+from fast.models.weights import as_tensor, embedding, packed_matrix
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
 KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B, Hkv, D]
 
 
-def _stack(checkpoint: Checkpoint, *names: str) -> torch.Tensor:
-    """One tensor as it is, or several stacked along their first dimension (a copy, made by all cores)."""
-    tensors = [as_tensor(checkpoint.tensor(name)) for name in names]
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
 def _linear(checkpoint: Checkpoint, prefix: str, *names: str, bias: bool) -> Linear:
     """Projections of one input as one: weights [out, in] and biases [out] are stacked along `out`."""
-    weight = _stack(checkpoint, *(f"{prefix}.{name}.weight" for name in names))
-    return Linear(weight, _stack(checkpoint, *(f"{prefix}.{name}.bias" for name in names)) if bias else None)
+    weight = packed_matrix(checkpoint, *(f"{prefix}.{name}.weight" for name in names))
+    biases = [as_tensor(checkpoint.tensor(f"{prefix}.{name}.bias")) for name in names] if bias else []
+    return Linear(weight, torch.cat(biases) if bias else None)
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> RMSNorm:
-    return RMSNorm(_stack(checkpoint, f"{name}.weight"), config.rms_norm_eps)
+    return RMSNorm(as_tensor(checkpoint.tensor(f"{name}.weight")), config.rms_norm_eps)
 
 
 class LlamaAttention:
@@ -135,7 +128,7 @@ class LlamaForCausalLM:
     """
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
-        self.embed_tokens = _stack(checkpoint, "model.embed_tokens.weight")  # [V, C]
+        self.embed_tokens = packed_matrix(checkpoint, "model.embed_tokens.weight")  # [V, C]
         rotary_emb = RotaryEmbedding(
             config.head_dim, config.max_position_embeddings, config.rope_theta, config.rope_scaling
         )
@@ -145,12 +138,14 @@ class LlamaForCausalLM:
         ]
         self.norm = _norm(checkpoint, "model.norm", config)
         tied = config.tie_word_embeddings
-        self.lm_head = Linear(self.embed_tokens if tied else _stack(checkpoint, "lm_head.weight"))  # [V, C]
+        self.lm_head = Linear(
+            self.embed_tokens if tied else packed_matrix(checkpoint, "lm_head.weight")
+        )  # [V, C]
         checkpoint.check_all_used()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """integer [T] -> [T, C], a new tensor: what stands at the bottom of the layers."""
-        return torch.nn.functional.embedding(input_ids, self.embed_tokens)
+        return embedding(input_ids, self.embed_tokens)
 
     def forward(
         self,
@@ -163,7 +158,7 @@ class LlamaForCausalLM:
         """Run all layers over a flat batch.
 
         Args:
-            input_ids: integer [T], token ids of all requests, one after the other.
+            input_ids: int32 [T], token ids of all requests, one after the other.
             positions: int64 [T], position of each token in its own request.
             kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; K and V of the batch are written there.
             metadata: who is who in the batch.

@@ -6,7 +6,7 @@ The front end is written once against these Protocols; it receives a `Tier` and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from reference.contracts.config import EngineConfig, ModelConfig
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
@@ -23,6 +23,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+class PackedTensor(NamedTuple):
+    """A matrix [out, in] as its file stores it."""
+
+    type: str  # one of `PACKED_TYPES`
+    rows: np.ndarray  # uint8 [out, bytes of a row], possibly memory-mapped and read-only
+    in_features: int
+
+
+# Type -> (weights that share a block of a row, bytes of the block). Names and layouts are those of GGUF.
+PACKED_TYPES = {
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "BF16": (1, 2),
+    "Q8_0": (32, 34),
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+}
+
+
 class Checkpoint(Protocol):
     """A model's weights, whatever file they came from, under Hugging Face's tensor names."""
 
@@ -30,6 +49,10 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> np.ndarray:
         """float32, C-contiguous, possibly memory-mapped and read-only. Raises ValueError when it is missing."""
+        ...
+
+    def packed_tensor(self, name: str) -> PackedTensor | None:
+        """The same numbers in their stored type; None for a type that is not in `PACKED_TYPES`, and for a vector."""
         ...
 
     def check_all_used(self) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from reference.contracts.config import ModelConfig
+from reference.contracts.protocols import PackedTensor
 from reference.frontend.model_config import parse_model_config
 from reference.frontend.model_store import ModelError, cache_dir, identity, publish, writing_to_cache
+from reference.frontend.packed_file import PACKED_FILE, parse_packed
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 _MAX_HEADER_BYTES = 100 * 1024**2  # the safetensors format's own limit
 # What older files carry along although it follows from the config: frequencies, and GPT-2's causal masks.
 _LEFTOVERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-_CONVERSION = 1  # version of what a GGUF file becomes; raise it when the result changes
+_CONVERSION = 2  # version of what a GGUF file becomes; raise it when the result changes
 
 
 def model_folder(path: Path) -> Path:
@@ -68,12 +70,39 @@ class SafetensorsCheckpoint:
         self.config = read_model_config(folder)
         self._tensors: dict[str, np.ndarray] = {}  # as stored; BF16 as its bit pattern
         self._is_bf16: set[str] = set()
+        self._packed = _read_packed(folder / PACKED_FILE)
         for file in _weight_files(folder):
             self._open(file)
         self._unused = set(self._tensors)
 
     def tensor(self, name: str) -> np.ndarray:
         """float32; a view of the file where it is stored as such. Raises ModelError: it is missing or misshapen."""
+        stored = self._stored(name)
+        if name in self._is_bf16:
+            return (stored.astype(np.uint32) << 16).view(
+                np.float32
+            )  # bfloat16 is the upper half of a float32
+        return np.require(
+            stored, np.float32, ["C", "A"]
+        )  # the format does not promise that tensors are aligned
+
+    def packed_tensor(self, name: str) -> PackedTensor | None:
+        """A view of the file. Raises ModelError: it is missing or misshapen."""
+        stored = self._stored(name)
+        if stored.ndim != 2:
+            return None
+        if name in self._packed:
+            packed = self._packed[name]
+            if (len(packed.rows), packed.in_features) != stored.shape:
+                raise ModelError(
+                    f"{self.folder / PACKED_FILE} is damaged: {name} has another shape there; delete {self.folder}."
+                )
+            return packed
+        kind = "BF16" if name in self._is_bf16 else {4: "F32", 2: "F16"}[stored.itemsize]
+        return PackedTensor(kind, stored.view(np.uint8), stored.shape[1])
+
+    def _stored(self, name: str) -> np.ndarray:
+        """The array of the file, known to somebody from now on."""
         if name not in self._tensors:
             raise ModelError(f"The checkpoint in {self.folder} has no tensor {name!r}.")
         stored = self._tensors[name]
@@ -83,13 +112,7 @@ class SafetensorsCheckpoint:
                 f"{name} has the shape {stored.shape}, but {self.folder}/config.json asks for {expected}."
             )
         self._unused.discard(name)
-        if name in self._is_bf16:
-            return (stored.astype(np.uint32) << 16).view(
-                np.float32
-            )  # bfloat16 is the upper half of a float32
-        return np.require(
-            stored, np.float32, ["C", "A"]
-        )  # the format does not promise that tensors are aligned
+        return stored
 
     def check_all_used(self) -> None:
         tied = {"lm_head.weight"} if self.config.tie_word_embeddings else set()
@@ -126,6 +149,17 @@ class SafetensorsCheckpoint:
             self._tensors[name] = tensor
             if dtype == "BF16":
                 self._is_bf16.add(name)
+
+
+def _read_packed(file: Path) -> dict[str, PackedTensor]:
+    if not file.is_file():
+        return {}
+    try:
+        return parse_packed(*_read_safetensors(file))
+    except ModelError:
+        raise
+    except (ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"{file} is damaged ({error}); delete {file.parent}.") from error
 
 
 def _canonical(config: ModelConfig, name: str) -> str:

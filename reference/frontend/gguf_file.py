@@ -28,8 +28,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tqdm.auto import tqdm
 
+from reference.contracts.protocols import PACKED_TYPES, PackedTensor
 from reference.frontend.gguf_tokenizer import write_tokenizer
 from reference.frontend.model_store import ModelError
+from reference.frontend.packed_file import PACKED_FILE, packed_arrays
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -72,6 +74,8 @@ class _BoundedReader(GGUFReader):
 def convert_gguf(path: Path, folder: Path) -> None:
     """Write config.json, model.safetensors (float32), tokenizer.json and tokenizer_config.json into `folder`.
 
+    Matrices of another type than float32 that a kernel can multiply by stand in packed.safetensors too, as stored.
+
     Raises:
         ModelError: the file is damaged, or holds something that is not supported.
         OSError: `folder` cannot be written.
@@ -80,7 +84,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
     try:
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(metadata, reader.tensors)
-        tensors = _tensors(reader.tensors, config)
+        tensors, packed = _tensors(reader.tensors, config)
         write_tokenizer(metadata, folder)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
@@ -88,9 +92,12 @@ def convert_gguf(path: Path, folder: Path) -> None:
         raise ModelError(f"{path} is damaged or incomplete ({_reason(error)}).") from error
     config_file = folder / "config.json"
     config_file.write_text(json.dumps(config, indent=2), encoding="utf-8")
-    weights_file = folder / "model.safetensors"
-    _save(tensors, weights_file)
-    weights_file.chmod(config_file.stat().st_mode)  # the library makes it private; a cache may be shared
+    mode = config_file.stat().st_mode
+    _save(
+        tensors, {"format": "pt"}, folder / "model.safetensors", mode
+    )  # transformers wants to be told the format
+    if packed:
+        _save(*packed_arrays(packed), folder / PACKED_FILE, mode)
 
 
 def _open(path: Path) -> GGUFReader:
@@ -206,13 +213,15 @@ def _rope_scaling(own: Mapping[str, Any]) -> dict[str, Any] | None:
 _YARN_ADJUSTMENTS = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier", "alpha")
 
 
-def _tensors(stored: Sequence[ReaderTensor], config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All weights in float32 under Hugging Face's names."""
+def _tensors(
+    stored: Sequence[ReaderTensor], config: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, PackedTensor]]:
+    """All weights in float32 under Hugging Face's names; those that stay packed as they are stored."""
     architecture = config["model_type"]
     permuted = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     if architecture != "llama":
         permuted = {}
-    tensors = {}
+    tensors, packed = {}, {}
     for tensor in tqdm(stored, desc="Converting", unit="tensor", disable=None):
         match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name)
         if match is None or match[2] not in _NAMES:
@@ -220,18 +229,27 @@ def _tensors(stored: Sequence[ReaderTensor], config: Mapping[str, Any]) -> dict[
                 f"the GGUF file holds the tensor {tensor.name!r:.100}, which a {architecture} model does not have."
             )
         layer, kind, part = match.groups()
+        name = f"{_NAMES[kind]}.{part}" if layer is None else f"model.layers.{layer}.{_NAMES[kind]}.{part}"
+        num_heads = permuted.get(kind)
         try:
             weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         except NotImplementedError:
             raise ModelError(
                 f"the type {tensor.tensor_type.name} of {tensor.name} cannot be dequantised."
             ) from None
-        if kind in permuted:
-            rows = weight.reshape(len(weight), -1)  # [out, in], or [out, 1] of a bias
-            weight = undo_rope_permutation(rows, permuted[kind]).reshape(weight.shape)
-        name = _NAMES[kind] if layer is None else f"model.layers.{layer}.{_NAMES[kind]}"
-        tensors[f"{name}.{part}"] = np.ascontiguousarray(weight)
-    return tensors
+        tensors[name] = _in_row_order(weight, num_heads)
+        if weight.ndim == 2 and tensor.tensor_type.name in PACKED_TYPES and tensor.tensor_type.name != "F32":
+            rows = _in_row_order(tensor.data.view(np.uint8), num_heads)
+            packed[name] = PackedTensor(tensor.tensor_type.name, rows, weight.shape[1])
+    return tensors, packed
+
+
+def _in_row_order(array: np.ndarray, num_heads: int | None) -> np.ndarray:
+    """A tensor with its rows in Hugging Face's order: `num_heads` says that they are those of q or k of a Llama."""
+    if num_heads is not None:
+        rows = array.reshape(len(array), -1)  # [out, in] or bytes of rows, or [out, 1] of a bias
+        array = undo_rope_permutation(rows, num_heads).reshape(array.shape)
+    return np.ascontiguousarray(array)
 
 
 def undo_rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -244,11 +262,12 @@ def undo_rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(out, width)
 
 
-def _save(tensors: dict[str, np.ndarray], file: Path) -> None:
+def _save(tensors: dict[str, np.ndarray], metadata: dict[str, str], file: Path, mode: int) -> None:
     """Write a safetensors file. Its library has an exception of its own for what is an OSError."""
     try:
-        save_file(tensors, file, metadata={"format": "pt"})  # transformers wants to be told, whoever wrote it
+        save_file(tensors, file, metadata=metadata)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         code = int(number[1]) if number else errno.EIO
         raise OSError(code, os.strerror(code)) from error
+    file.chmod(mode)  # the library makes it private; a cache may be shared

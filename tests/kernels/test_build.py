@@ -47,7 +47,7 @@ def test_narrower_instruction_sets_pass_the_same_value_and_equal_bits_tests(
     isa: str, repository: Path
 ) -> None:
     """Every copy of the kernels, in a process forced to use it, against the same oracles and tolerances."""
-    suites = [f"tests/kernels/test_{name}.py" for name in ("layers", "paged_attention", "sampler")]
+    suites = [f"tests/kernels/test_{name}.py" for name in ("layers", "linear", "paged_attention", "sampler")]
     command = [
         sys.executable,
         "-m",

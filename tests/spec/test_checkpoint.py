@@ -814,6 +814,72 @@ def test_every_type_is_dequantised_as_the_gguf_library_does_it(tmp_path: Path, q
     np.testing.assert_array_equal(checkpoint.tensor("model.layers.0.self_attn.q_proj.weight"), query[rows])
 
 
+@pytest.mark.parametrize(
+    "qtype", [QType.F16, QType.BF16, QType.Q8_0, QType.Q4_0, QType.Q4_1], ids=lambda t: t.name
+)
+def test_matrices_of_a_gguf_can_be_had_as_they_are_stored(tmp_path: Path, qtype: QType) -> None:
+    folder = make_tiny_llama(tmp_path / "m", num_layers=1)
+    stored = write_tiny_gguf(folder, tmp_path / "m.gguf", qtype)
+    checkpoint = load_checkpoint(tmp_path / "m.gguf")
+    packed = checkpoint.packed_tensor(GATE)
+    assert packed is not None
+    assert (packed.type, packed.in_features) == (qtype.name, 64)
+    np.testing.assert_array_equal(packed.rows, stored["blk.0.ffn_gate.weight"].view(np.uint8))
+    query = checkpoint.packed_tensor("model.layers.0.self_attn.q_proj.weight")
+    assert query is not None
+    rows = [h * 16 + 2 * (i % 8) + i // 8 for h in range(4) for i in range(16)]  # as for the dequantised ones
+    np.testing.assert_array_equal(query.rows, stored["blk.0.attn_q.weight"].view(np.uint8)[rows])
+    assert checkpoint.packed_tensor("model.norm.weight") is None
+    assert not packed.rows.flags.owndata, "read, and not mapped"
+
+
+@pytest.mark.parametrize("qtype", [QType.F32, QType.Q5_0], ids=lambda t: t.name)
+def test_matrices_of_other_types_are_stored_once_as_float32(tmp_path: Path, qtype: QType) -> None:
+    write_tiny_gguf(make_tiny_llama(tmp_path / "m", num_layers=1), tmp_path / "m.gguf", qtype)
+    checkpoint = load_checkpoint(tmp_path / "m.gguf")
+    packed = checkpoint.packed_tensor(GATE)
+    assert packed is not None
+    assert packed.type == "F32"
+    np.testing.assert_array_equal(packed.rows.view(np.float32), checkpoint.tensor(GATE))
+    assert not (model_folder(tmp_path / "m.gguf") / "packed.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_matrices_of_a_folder_can_be_had_as_they_are_stored(folder: Path, kind: str) -> None:
+    import torch
+    from safetensors.torch import save_file as save_torch_file
+
+    stored = {name: torch.tensor(weight).to(getattr(torch, kind)) for name, weight in weights(folder).items()}
+    save_torch_file(stored, folder / "model.safetensors")
+    packed = load_checkpoint(folder).packed_tensor(GATE)
+    assert packed is not None
+    assert (packed.type, packed.in_features) == (
+        {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[kind],
+        64,
+    )
+    np.testing.assert_array_equal(packed.rows, stored[GATE].view(torch.uint8).numpy())
+
+
+@pytest.mark.parametrize("damage", ["type", "shape", "metadata", "rows"])
+def test_a_damaged_file_of_packed_matrices_is_refused_and_says_what_to_delete(
+    tmp_path: Path, damage: str
+) -> None:
+    write_tiny_gguf(make_tiny_llama(tmp_path / "m", num_layers=1), tmp_path / "m.gguf", QType.Q8_0)
+    file = model_folder(tmp_path / "m.gguf") / "packed.safetensors"
+    arrays = load_file(file)
+    types = {name: ["Q8_0", rows.shape[1] // 34 * 32] for name, rows in arrays.items()}
+    if damage == "type":
+        types[GATE][0] = "Q9_0"
+    elif damage == "shape":
+        types[GATE][1] = 32
+    elif damage == "rows":
+        arrays[GATE] = arrays[GATE][:-1].copy()
+    metadata = None if damage == "metadata" else {"packed_types": json.dumps(types)}
+    save_file(arrays, file, metadata=metadata)
+    with pytest.raises(ModelError, match=r"packed.safetensors is damaged.*; delete .*converted"):
+        load_checkpoint(tmp_path / "m.gguf").packed_tensor(GATE)
+
+
 def test_q4_1_is_a_scale_and_a_minimum_for_every_32_weights(tmp_path: Path) -> None:
     folder = make_tiny_llama(tmp_path / "m", num_layers=1)
     stored = write_tiny_gguf(folder, tmp_path / "m.gguf", QType.Q4_1)[
