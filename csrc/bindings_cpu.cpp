@@ -93,7 +93,7 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
                                  vc.data<const float>(), rows_of<const int32_t>(tables),
                                  starts.data<const int32_t>(), lens.data<const int32_t>(), args["S"],
                                  static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(head_dim),
-                                 static_cast<int>(block_size), sliding_window.value_or(cpu::kNoWindow),
+                                 static_cast<int>(block_size), std::min(sliding_window.value_or(cpu::kNoWindow), cpu::kNoWindow),
                                  static_cast<float>(scale)};
   check_attention(call, args["T"], args["max_blocks"], args["N"]);
   cpu::paged_attention(call, cpu::active_isa(), threads);

@@ -34,8 +34,8 @@ struct CacheWrite {
 };
 void reshape_and_cache(const CacheWrite& args, int threads);
 
-// Longer than every context, and still safe to subtract from one.
-constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max();
+// Longer than every context, and far enough from the end of the type: a position minus it and minus a tile still fits.
+constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max() / 4;
 
 struct PagedAttention {
   Rows<float> out;                // [T, H*D]

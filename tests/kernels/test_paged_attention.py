@@ -337,3 +337,15 @@ def test_query_start_loc_must_ascend() -> None:
         ValueError, match="query_start_loc: expected ascending values, got -1 rows of sequence 1"
     ):
         replace(batch, query_start_loc=ints(0, 4, 3)).run()
+
+
+@pytest.mark.parametrize("sliding_window", [None, 2**63 - 1])
+@pytest.mark.parametrize("rows", [2, 3, 4, 8, 20, 64])
+@pytest.mark.parametrize("seq_len", [65, 66, 67, 129, 130])
+def test_the_last_rows_see_a_tile_that_the_rows_computed_with_them_do_not_reach(
+    seq_len: int, rows: int, sliding_window: int | None
+) -> None:
+    batch = replace(make_batch([(seq_len - rows, rows)], 2, 2, 16, 8), sliding_window=sliding_window)
+    together = batch.run()
+    alone = torch.cat([batch.rows(0, row, 1).run() for row in range(rows)])
+    assert torch.equal(together, alone)
