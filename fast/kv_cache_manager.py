@@ -63,8 +63,10 @@ class KVCacheManager:
     ) -> list[int] | None:
         request_id = request.request_id
         table = self.block_tables.get(request_id)
-        num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
-        num_computed_tokens = max(request.num_computed_tokens, num_found_tokens)
+        num_computed_tokens = request.num_computed_tokens
+        if table is None:
+            num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
+            num_computed_tokens = max(num_computed_tokens, num_found_tokens)
         num_tokens = num_computed_tokens + num_new_tokens
         first_written = num_computed_tokens // self.block_size
         is_shared = (
@@ -72,10 +74,9 @@ class KVCacheManager:
             and first_written < len(table)
             and self.block_pool.ref_count[table[first_written]] > 1
         )
-        num_full_blocks = min(num_tokens, request.num_tokens) // self.block_size
-        # Accepted drafts can have filled a block before this step.
-        fills_no_block = (
-            num_full_blocks <= self.num_cached_blocks.get(request_id, 0) or not self.enable_caching
+        # Not only this step fills blocks: drafts that were accepted in the last one can have filled one, too.
+        fills_no_block = not self.enable_caching or (
+            num_tokens // self.block_size <= self.num_cached_blocks.get(request_id, 0)
         )
         if (
             table is not None
@@ -105,7 +106,7 @@ class KVCacheManager:
         table.extend(new_blocks)
         if request_id in self.host_tables:
             self._swap_in(request_id, table, first=len(computed_blocks))
-        self._cache_full_blocks(request, table, num_full_blocks)
+        self._cache_full_blocks(request, table, min(num_tokens, request.num_tokens) // self.block_size)
         return new_blocks
 
     def _copy_on_write(self, request_id: str, table: list[int], index: int) -> None:

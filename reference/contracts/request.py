@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from reference.contracts.sampling_params import SamplingParams
@@ -26,27 +26,20 @@ if TYPE_CHECKING:
 
 
 class RequestStatus(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    PREEMPTED = auto()  # back in the waiting queue, its blocks were freed
-    SWAPPED = auto()  # preempted as well, but the content of its blocks is kept in the host pool
-    FINISHED_STOPPED = auto()
-    FINISHED_LENGTH = auto()
-    FINISHED_ABORTED = auto()
-    FINISHED_ERROR = auto()
+    """Where a request is in its life. `finish_reason` is `stop`, `length`, `abort`, `error`, or None before the end."""
 
-    @property
-    def finish_reason(self) -> str | None:
-        """`stop`, `length`, `abort`, `error`, or None while unfinished."""
-        return _FINISH_REASONS.get(self)
+    WAITING = ("waiting", None)
+    RUNNING = ("running", None)
+    PREEMPTED = ("preempted", None)  # back in the waiting queue, its blocks were freed
+    SWAPPED = ("swapped", None)  # preempted as well, but the content of its blocks is kept in the host pool
+    FINISHED_STOPPED = ("finished stopped", "stop")
+    FINISHED_LENGTH = ("finished length", "length")
+    FINISHED_ABORTED = ("finished aborted", "abort")
+    FINISHED_ERROR = ("finished error", "error")
 
-
-_FINISH_REASONS = {
-    RequestStatus.FINISHED_STOPPED: "stop",
-    RequestStatus.FINISHED_LENGTH: "length",
-    RequestStatus.FINISHED_ABORTED: "abort",
-    RequestStatus.FINISHED_ERROR: "error",
-}
+    def __init__(self, label: str, finish_reason: str | None) -> None:
+        self.label = label
+        self.finish_reason = finish_reason
 
 
 @dataclass(frozen=True)
@@ -202,4 +195,6 @@ def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int
         request.stop_reason = token_id
     elif request.num_output_tokens == params.max_tokens or request.num_tokens >= max_total_tokens:
         request.status = RequestStatus.FINISHED_LENGTH
-    return request.is_finished
+    else:
+        return False
+    return True

@@ -39,7 +39,7 @@ def chrome_events(traces: Iterable[StepTrace]) -> list[Event]:
 class _Wait:
     """A stay in the waiting queue that has not ended."""
 
-    name: str  # queued, preempted
+    name: str  # queued, preempted, swapped
     start: float
     reasons: list[str] = field(default_factory=list)
 
@@ -58,9 +58,10 @@ class _Timeline:
     def add(self, trace: StepTrace) -> None:
         start, self.end = trace.started * 1e6, (trace.started + trace.seconds) * 1e6
         self._add_step(trace, start)
-        for request_id in trace.state.waiting:
+        for request_id in (*trace.state.waiting, *trace.state.swapped):
             if request_id in trace.preemption_reasons:
-                self.waits[request_id] = _Wait("preempted", start)
+                is_swapped = request_id in trace.state.swapped
+                self.waits[request_id] = _Wait("swapped" if is_swapped else "preempted", start)
             wait = self.waits.setdefault(request_id, _Wait("queued", start))
             for sentences in (trace.preemption_reasons, trace.refusal_reasons):
                 sentence = sentences.get(request_id)
@@ -76,6 +77,8 @@ class _Timeline:
                 "num_computed_tokens": trace.state.num_computed_tokens[request_id],
                 "block_table": list(trace.state.cache.block_tables[request_id]),
             }
+            if request_id in trace.draft_token_ids:
+                args["drafts"] = list(trace.draft_token_ids[request_id])
             if request_id in trace.num_cached_tokens:
                 args["num_cached_tokens"] = trace.num_cached_tokens[request_id]
             name = kind if kind == "decode" else f"{kind} {num_tokens}"
@@ -94,6 +97,7 @@ class _Timeline:
         args = {
             "running": len(state.running),
             "waiting": len(state.waiting),
+            "swapped": len(state.swapped),
             "reasons": [*trace.preemption_reasons.values(), *trace.refusal_reasons.values()],
         }
         self._span(_STEPS, f"step {trace.step}", start, self.end, args)

@@ -35,11 +35,14 @@ class TraceSummary:
     )
     num_resumed_cached_tokens: int
     num_preemptions: int
+    num_swapped_out_blocks: int
+    num_swapped_in_blocks: int
+    num_block_copies: int  # copies-on-write
     num_evicted_blocks: int
     peak_blocks: int
     num_usable_blocks: int
     peak_running: int
-    peak_waiting: int
+    peak_waiting: int  # the swapped ones included
     median_step_s: float
 
     @property
@@ -71,11 +74,16 @@ def summarise(traces: Sequence[StepTrace]) -> TraceSummary:
         num_resumed_queried_tokens=queried[True],
         num_resumed_cached_tokens=cached[True],
         num_preemptions=sum(len(trace.preempted) for trace in traces),
+        num_swapped_out_blocks=sum(len(trace.swap_outs) for trace in traces),
+        num_swapped_in_blocks=sum(len(trace.swap_ins) for trace in traces),
+        num_block_copies=sum(len(trace.block_copies) for trace in traces),
         num_evicted_blocks=sum(len(cache.evicted) for cache in caches),
         peak_blocks=max((len(cache.ref_counts) for cache in caches), default=0),
         num_usable_blocks=max((len(cache.ref_counts) + cache.num_free_blocks for cache in caches), default=0),
         peak_running=max((len(trace.state.running) for trace in traces), default=0),
-        peak_waiting=max((len(trace.state.waiting) for trace in traces), default=0),
+        peak_waiting=max(
+            (len(trace.state.waiting) + len(trace.state.swapped) for trace in traces), default=0
+        ),
         median_step_s=statistics.median(trace.seconds for trace in traces) if traces else 0.0,
     )
 
@@ -118,6 +126,8 @@ def print_summary(summary: TraceSummary, tier_name: str, num_requests: int) -> N
         f" ({summary.hit_rate:.1%})",
         "found again by resumed": f"{summary.num_resumed_cached_tokens} of {summary.num_resumed_queried_tokens} tokens",
         "preemptions": str(summary.num_preemptions),
+        "blocks swapped out, in": f"{summary.num_swapped_out_blocks}, {summary.num_swapped_in_blocks}",
+        "blocks copied on write": str(summary.num_block_copies),
         "evicted blocks": str(summary.num_evicted_blocks),
         "peak blocks held": f"{summary.peak_blocks} of {summary.num_usable_blocks}",
         "peak running, waiting": f"{summary.peak_running}, {summary.peak_waiting}",

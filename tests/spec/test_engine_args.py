@@ -129,3 +129,30 @@ def test_the_startup_line_says_blocks_tokens_and_how_many_full_length_requests_f
     assert "7.69 requests of 200 tokens" in line
     assert f"({101 * BLOCK_BYTES / 1024**2:.0f} MiB)" in line
     assert DEFAULT_KV_CACHE_MEMORY == 512 * 1024**2
+
+
+def test_the_host_pool_is_as_large_as_the_pool_unless_told_otherwise() -> None:
+    assert resolve(num_blocks=7).cache.num_host_blocks == 0, "nobody swaps"
+    assert resolve(num_blocks=7, preemption_mode="swap").cache.num_host_blocks == 6
+    config = resolve(num_blocks=7, preemption_mode="swap", swap_space=3 * BLOCK_BYTES + 1)
+    assert config.cache.num_host_blocks == 3
+    assert config.scheduler.preemption_mode == "swap"
+
+
+def test_the_cap_on_partial_prefills_arrives_in_the_config() -> None:
+    assert resolve().scheduler.max_num_partial_prefills == 0
+    assert resolve(max_num_partial_prefills=2).scheduler.max_num_partial_prefills == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"preemption_mode": "drop"}, "preemption_mode must be 'recompute' or 'swap', got 'drop'"),
+        ({"swap_space": 1024}, "swap_space is the memory for preemption_mode 'swap'"),
+        ({"swap_space": -1, "preemption_mode": "swap"}, "swap_space must be at least 0"),
+        ({"max_num_partial_prefills": -1}, "max_num_partial_prefills must be at least 0"),
+    ],
+)
+def test_wrong_options_of_preemption_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        resolve(**options)
