@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 
+import msgspec
+
 from reference.contracts.protocols import Tier
 from reference.contracts.request import child_request_id
 from reference.contracts.sampling_params import SamplingParams
@@ -46,7 +48,8 @@ class AsyncLLM:
     Attributes:
         config: sizes and limits.
         tokenizer: the model's.
-        on_news: called after each step with the outputs it gave and the state of the core.
+        on_news: called after each step, and each abort, with the outputs it gave and the state of the core.
+        stats: the state of the core after its last step.
     """
 
     def __init__(
@@ -116,8 +119,14 @@ class AsyncLLM:
             ValueError: the prompt or a parameter is not acceptable, or the id is taken.
             EngineDeadError: the engine core is gone.
         """
-        prompt = await self._tokenize(prompt)
-        collector = self._add_request(request_id, prompt, sampling_params, priority, cache_salt, output_kind)
+        collector = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            priority=priority,
+            cache_salt=cache_salt,
+            output_kind=output_kind,
+        )
         try:
             finished = False
             while not finished:
@@ -127,26 +136,28 @@ class AsyncLLM:
         finally:
             self.abort(request_id)
 
-    async def _tokenize(self, prompt: Prompt) -> Prompt:
-        """Text to ids in a thread: a long text must not stop the event loop."""
-        if isinstance(prompt, str):
-            return {"prompt": prompt, "prompt_token_ids": await self.encode(prompt)}
-        return prompt
-
     async def encode(self, text: str) -> list[int]:
+        """Text to ids in a thread: a long text must not stop the event loop."""
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
-    def _add_request(
+    async def add_request(
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        kind: OutputKind,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        output_kind: OutputKind = "cumulative",
     ) -> OutputCollector:
+        """Queue a request and return where its outputs come out; arguments and errors are those of `generate`.
+
+        The caller must `abort` it when the outputs are no longer wanted.
+        """
+        if isinstance(prompt, str):
+            prompt = {"prompt": prompt, "prompt_token_ids": await self.encode(prompt)}
         self.check_health()
-        collector = OutputCollector(kind)
+        collector = OutputCollector(output_kind)
         request, text = self.input_processor.process(
             request_id,
             prompt,
@@ -177,9 +188,12 @@ class AsyncLLM:
         sequence_ids = self.output_processor.sequence_ids(names)
         if sequence_ids and self._dead is None:
             self.client.send(AbortRequests(sequence_ids))
-        self._deliver(self.output_processor.abort_requests(names))
+        outputs = self.output_processor.abort_requests(names)
+        self._deliver(outputs)
         for name in names:
             self._collectors.pop(name, None)
+        if outputs and self.on_news is not None:
+            self.on_news(outputs, self.stats)
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -226,6 +240,11 @@ class AsyncLLM:
             if not self._watchers and self._dead is None:
                 self.client.send(WatchSteps(False))
 
+    def end_watches(self) -> None:
+        """No more steps for those who `watch_steps`."""
+        for steps in self._watchers:
+            steps.put_nowait(None)
+
     async def close(self) -> None:
         """End the engine core; unfinished requests are aborted."""
         self.abort(self.unfinished_request_ids())
@@ -254,7 +273,7 @@ class AsyncLLM:
         outputs, to_abort = self.output_processor.process_outputs(news.outputs)
         if to_abort:
             self.client.send(AbortRequests(to_abort))
-        self.stats = news.stats
+        self.stats = msgspec.structs.replace(news.stats, step_tokens=0, queue_times=[])
         self._deliver(outputs)
         if self.on_news is not None:
             self.on_news(outputs, news.stats)
@@ -285,5 +304,4 @@ class AsyncLLM:
             if not future.done():
                 future.set_exception(error)
         self._calls.clear()
-        for steps in self._watchers:
-            steps.put_nowait(None)
+        self.end_watches()

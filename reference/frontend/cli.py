@@ -148,6 +148,20 @@ def _chat(arguments: argparse.Namespace) -> int:
     return ChatLoop(engine, params, arguments.system).run()
 
 
+def _serve(arguments: argparse.Namespace) -> int:
+    from reference.frontend.engine_args import EngineArgs
+    from reference.frontend.server.options import server_args
+
+    try:
+        from reference.frontend.server.serve import serve
+    except ImportError as error:
+        raise ValueError(
+            f"The server needs packages that are not installed ({error}): pip install 'twinfer[server]'."
+        ) from error
+    args = EngineArgs(**given(arguments, ENGINE))
+    return serve(args, server_args(arguments), pick_tier(arguments.tier))
+
+
 def _diff(arguments: argparse.Namespace) -> int:
     from reference.frontend.diff import compare_tiers
     from reference.frontend.engine_args import DEFAULT_MODEL
@@ -233,6 +247,15 @@ _COMMANDS = (
         examples="""\
   twinfer chat
   twinfer chat --system "You answer in one short sentence." --max-tokens 64""",
+    ),
+    Command(
+        "serve",
+        "serve an OpenAI-compatible HTTP API",
+        _serve,
+        options=("server", "tier", "engine"),
+        examples="""\
+  twinfer serve
+  twinfer serve --host 0.0.0.0 --port 8000 --enable-prefix-caching --max-num-batched-tokens 8192""",
     ),
     Command(
         "diff",

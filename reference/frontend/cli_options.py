@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL, EngineArgs
+from reference.frontend.server.options import add_server_options
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
@@ -266,6 +267,10 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
     group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
 
 
+def _add_server(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    add_server_options(parser)
+
+
 def parse_memory(text: str) -> int:
     """Bytes from `1048576`, `512MiB`, `1.5GiB` or `2GB`.
 
@@ -301,6 +306,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "recording": _add_recording,
     "model": _add_model,
     "bench": _add_bench,
+    "server": _add_server,
     "sampling": _add_sampling,
     "engine": _add_engine,
 }
