@@ -34,7 +34,7 @@ REQUEST_BUCKETS = (
 )  # fmt: skip
 STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-disable_created_metrics()  # a second series for each, which says when it was made
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, which says when it was made
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
