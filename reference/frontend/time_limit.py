@@ -16,7 +16,7 @@ class TimeLimitError(RuntimeError):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimitError from inside the block when it runs longer than that.
+    """Raise TimeLimitError from inside the functions that the block calls when they run longer than that.
 
     A thread cannot be stopped from outside. So the block runs with a trace function, which Python calls at each line of
     each function, and which looks at the clock. Code that is traced already (by a debugger, say) has no limit.

@@ -192,7 +192,8 @@ def test_b51_without_max_tokens_a_chat_goes_on_to_the_maximum_length(server: Ser
     [
         ("temperature", 999999), ("temperature", -1), ("top_p", -1), ("top_p", 0), ("repetition_penalty", 0),
         ("min_p", 2), ("presence_penalty", 3), ("n", 0), ("n", 65), ("n", "2"), ("n", 1.5), ("n", True),
-        ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 10**30), ("min_tokens", 99), ("logprobs", 21), ("logprobs", -1), ("seed", 2**64), ("seed", "x"),
+        ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 10**30),
+        ("min_tokens", 99), ("logprobs", 21), ("logprobs", -1), ("seed", 2**64), ("seed", "x"),
         ("bad_words", [" "]), ("bad_words", [""]), ("stop", [""]), ("stop", ["a"] * 5), ("stop", "a" * 257),
         ("stop_token_ids", [9999]), ("allowed_token_ids", []), ("logit_bias", {"9999": 1}), ("logit_bias", {"x": 1}),
         ("top_k", -2), ("priority", 2**70), ("cache_salt", ""), ("prompt", [9999]), ("prompt", [-1]), ("prompt", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any
 
@@ -87,8 +87,11 @@ class Generation:
                 for task in sorted(done, key=waiting.__getitem__):
                     index = waiting.pop(task)
                     output = task.result()
-                    _raise_if_failed(output)
                     self._newest[index] = output
+                    failure = _failure(output)
+                    if failure is not None:
+                        yield index, _without_ending(output)
+                        raise failure
                     if not output.finished:
                         waiting[asyncio.ensure_future(self._collectors[index].get())] = index
                     yield index, output
@@ -117,12 +120,19 @@ class Generation:
         self.engine.abort(self.request_ids)
 
 
-def _raise_if_failed(output: RequestOutput) -> None:
+def _failure(output: RequestOutput) -> APIError | None:
     reasons = {completion.finish_reason for completion in output.outputs}
     if "error" in reasons:
-        raise APIError(500, f"The engine could not finish the request: {output.error}")
+        return APIError(500, f"The engine could not finish the request: {output.error}")
     if "abort" in reasons:
-        raise APIError(503, "The request was aborted: the server is shutting down.")
+        return APIError(503, "The request was aborted: the server is shutting down.")
+    return None
+
+
+def _without_ending(output: RequestOutput) -> RequestOutput:
+    """What came before the failure."""
+    parts = [replace(c, finish_reason=None) for c in output.outputs if c.token_ids]
+    return replace(output, finished=False, outputs=parts)
 
 
 def engine_is_dead(error: EngineDeadError) -> APIError:
