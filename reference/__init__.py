@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reference.async_llm import AsyncLLM
     from reference.contracts.sampling_params import SamplingParams
     from reference.llm import LLM
     from reference.tier import TIER
 
-__all__ = ["LLM", "TIER", "SamplingParams"]
+__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from reference.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from reference.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "SamplingParams":
         from reference.contracts.sampling_params import SamplingParams
 

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +39,9 @@ from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 OnNews = Callable[[Sequence[RequestOutput], CoreStats], None]
 MAX_STEPS_BEHIND = 1024  # traces a slow watcher may leave unread before the oldest are dropped
 
@@ -51,6 +55,8 @@ class AsyncLLM:
         on_news: called after each step, and each abort, with the outputs it gave and the state of the core.
         stats: the state of the core after its last step.
     """
+
+    default_tier: Tier | None = None
 
     def __init__(
         self, client: AsyncEngineCoreClient, tokenizer: Tokenizer, on_news: OnNews | None = None
@@ -72,16 +78,22 @@ class AsyncLLM:
         self._reader = asyncio.create_task(self._read_news())
 
     @classmethod
-    async def from_engine_args(cls, args: EngineArgs, tier: Tier, mode: ClientMode = "process") -> AsyncLLM:
+    async def from_engine_args(
+        cls, args: EngineArgs, tier: Tier | None = None, mode: ClientMode = "process"
+    ) -> Self:
         """Load the model and start the engine core.
 
         Args:
+            tier: the implementation; `reference.AsyncLLM` and `fast.AsyncLLM` have one already.
             mode: where the core runs, "process", "thread" or "inproc": see `core_client`.
 
         Raises:
             ValueError: the tier cannot run here, an option or the model is not acceptable.
             EngineDeadError: the core's process ended while it started.
         """
+        tier = tier or cls.default_tier
+        if tier is None:
+            raise ValueError("No tier was given; use reference.AsyncLLM or fast.AsyncLLM, or give one.")
         client = await AsyncEngineCoreClient.make_client(mode, args, tier)
         try:
             return cls(client, await asyncio.to_thread(load_tokenizer, client.model_path))
@@ -92,7 +104,7 @@ class AsyncLLM:
     @classmethod
     async def from_engine_core(
         cls, core: EngineCore, tokenizer: Tokenizer, mode: ClientMode = "thread"
-    ) -> AsyncLLM:
+    ) -> Self:
         """Run a core that was built already; `mode` is "thread" or "inproc"."""
         return cls(AsyncEngineCoreClient.from_core(mode, core), tokenizer)
 

@@ -202,6 +202,10 @@ def _bench(arguments: argparse.Namespace) -> int:
         names = [arguments.tier] if arguments.tier is not None else sorted(available_tiers(), reverse=True)
         print_costs(bench_scheduler([load_tier(name) for name in names]))
         return 0
+    if arguments.benchmark == "serve":
+        from reference.frontend.bench_serve_options import bench_serve
+
+        return bench_serve(arguments)
     from reference.frontend.bench_memory import bench_memory, print_memory
     from reference.frontend.checkpoint import load_checkpoint
     from reference.frontend.model_store import resolve_model
@@ -287,13 +291,14 @@ _COMMANDS = (
     ),
     Command(
         "bench",
-        "measure the cost of a scheduling step, or what sharing KV blocks saves",
+        "measure the cost of a scheduling step, what sharing KV blocks saves, or a server under load",
         _bench,
         options=("bench", "tier"),
-        positional="{scheduler,memory}",
+        positional="{scheduler,memory,serve}",
         examples="""\
   twinfer bench scheduler
-  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB""",
+  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB
+  twinfer bench serve --request-rate 1 2 4 8 --save results/serve""",
     ),
     Command(
         "model",

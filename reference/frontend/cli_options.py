@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.bench_serve_options import add_bench_serve_options
 from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL, EngineArgs
 from reference.frontend.server.options import add_server_options
 
@@ -286,7 +287,7 @@ def parse_memory(text: str) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
-    parser.add_argument("benchmark", choices=("scheduler", "memory"), help="what to measure")
+    parser.add_argument("benchmark", choices=("scheduler", "memory", "serve"), help="what to measure")
     group = parser.add_argument_group("memory")
     group.add_argument(
         "--model", default=DEFAULT_MODEL, metavar="MODEL", help=f"whose KV cache (default: {DEFAULT_MODEL})"
@@ -295,6 +296,7 @@ def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | No
         "--kv-cache-memory", type=parse_memory, default=DEFAULT_KV_CACHE_MEMORY, metavar="SIZE",
         help="size of the pool: bytes, or 512MiB, 1GiB (default: 512MiB)",
     )  # fmt: skip
+    add_bench_serve_options(parser)
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None]] = {

@@ -272,6 +272,21 @@ def test_without_traces_there_is_nothing_to_watch(tier: Tier) -> None:
     use(scripted(tier), body)
 
 
+def test_each_tier_has_an_async_engine_of_its_own(tier_name: str, model: Path) -> None:
+    import fast
+    import reference
+
+    own = {"reference": reference, "fast": fast}[tier_name].AsyncLLM
+
+    async def body(llm: AsyncLLM) -> None:
+        (output,) = await collect(llm, "Hello", PARAMS, "a", output_kind="final")
+        assert len(output.outputs[0].token_ids) == 12
+
+    use(own.from_engine_args(EngineArgs(model=str(model)), mode="inproc"), body)
+    with pytest.raises(ValueError, match="No tier"):
+        asyncio.run(AsyncLLM.from_engine_args(EngineArgs(model=str(model))))
+
+
 def test_the_socket_of_the_process_is_private_and_goes_away(model: Path) -> None:
     async def body() -> None:
         llm = await AsyncLLM.from_engine_args(EngineArgs(model=str(model)), load_tier("reference"))

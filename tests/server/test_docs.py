@@ -82,6 +82,17 @@ def test_the_reference_answer_of_the_embedded_model(embedded: ServerProcess) -> 
     assert answer["usage"]["completion_tokens"] == 8
 
 
+@pytest.mark.embedded
+def test_the_example_of_the_async_engine_works_as_printed() -> None:
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    (code,) = (block for block in blocks if "AsyncLLM" in block)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
+
+
 def test_the_table_of_fields_is_what_the_protocol_says() -> None:
     page = (ROOT / "docs/server.md").read_text(encoding="utf-8")
     assert table() in page, "run `python tools/compat_table.py` and put its output into docs/server.md"

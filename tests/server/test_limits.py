@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +14,7 @@ import openai
 import pytest
 
 from reference.contracts.protocols import Tier
+from reference.frontend.core_messages import CoreStats
 from reference.frontend.server.args import Limits, ServerArgs
 from reference.frontend.server.body import exceeds_depth
 from reference.frontend.server.middleware import KeyRing
@@ -129,6 +132,33 @@ def test_a_full_queue_says_when_to_come_back(narrow: ScriptedServer) -> None:
         stream.close()
     eventually(narrow.is_idle, "the streams that were closed leave the engine", 5)
     assert client.completions.create(model="script", prompt=[5], max_tokens=2).usage is not None
+
+
+def test_a_crowd_that_comes_at_once_is_counted_while_it_is_tokenized(tier: Tier) -> None:
+    args = ServerArgs(access_log=False, limits=Limits(max_queue_len=3))
+    with scripted_server(tier, args, pause=0.05) as server:
+        engine = server.server.engine
+        encode, most = engine.tokenizer.encode, 0
+
+        def slowly(text: str) -> list[int]:
+            time.sleep(0.05)
+            return encode(text)
+
+        def watch(outputs: object, stats: CoreStats) -> None:
+            nonlocal most
+            most = max(most, stats.num_requests_running + stats.num_requests_waiting)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.tokenizer, "encode", slowly)
+            engine.on_news = watch
+            body = {"prompt": "x", "max_tokens": 4}
+            with ThreadPoolExecutor(12) as pool:
+                answers = list(pool.map(lambda _: server.post("/v1/completions", body), range(12)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 429}
+        assert 1 <= most <= 3
+        assert server.post("/v1/completions", {"prompt": [[5]] * 4, "max_tokens": 1}).status_code == 429
+        assert server.post("/v1/completions", {"prompt": [[5]] * 3, "max_tokens": 1}).status_code == 200
 
 
 def test_a_text_that_cannot_fit_is_refused_without_tokenizing_it(tier: Tier) -> None:

@@ -111,9 +111,9 @@ def public_signatures(path: Path) -> dict[str, tuple[str, ...]]:
 
 def test_every_engine_file_of_one_tier_has_a_twin_in_the_other() -> None:
     expected = {
-        "__init__.py", "__main__.py", "tier.py", "llm.py", "block_pool.py", "kv_cache_manager.py", "scheduler.py",
-        "model_runner.py", "attention.py", "layers.py", "sampler.py", "models/__init__.py", "models/gpt2.py",
-        "models/llama.py", "block_transfer.py", "request_table.py",
+        "__init__.py", "__main__.py", "tier.py", "llm.py", "async_llm.py", "block_pool.py", "kv_cache_manager.py",
+        "scheduler.py", "model_runner.py", "attention.py", "layers.py", "sampler.py", "models/__init__.py",
+        "models/gpt2.py", "models/llama.py", "block_transfer.py", "request_table.py",
     }  # fmt: skip
     assert set(mirrored_files()) == expected
     extra = {path.relative_to(ROOT / "fast").as_posix() for path in python_files("fast")} - expected

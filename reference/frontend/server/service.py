@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request
@@ -57,10 +58,14 @@ class Service:
         self.model = model
         self.keys = keys
         self.created = int(time.time())
+        self._preparing: set[int] = set()  # admitted, but not in the engine yet
 
     async def completions(self, http: Request) -> Response:
         request = await read_body(http, CompletionRequest, self.limits.max_json_depth)
-        self._admit(request)
+        with self._admission(request):
+            return await self._complete(http, request)
+
+    async def _complete(self, http: Request, request: CompletionRequest) -> Response:
         params = sampling_params(request, self.limits)
         if request.echo and request.logprobs is not None:
             raise APIError(
@@ -96,7 +101,10 @@ class Service:
 
     async def chat_completions(self, http: Request) -> Response:
         request = await read_body(http, ChatCompletionRequest, self.limits.max_json_depth)
-        self._admit(request)
+        with self._admission(request):
+            return await self._chat(http, request)
+
+    async def _chat(self, http: Request, request: ChatCompletionRequest) -> Response:
         params = sampling_params(request, self.limits)
         if request.chat_template is not None and not self.args.trust_request_chat_template:
             raise APIError(
@@ -111,18 +119,28 @@ class Service:
         answer = ChatAnswer(request, self._name(http), self.model, [prompt], self.engine.tokenizer)
         return await self._generate(http, request, params, answer)
 
-    def _admit(self, request: GenerationRequest) -> None:
-        """Refuse early what need not be tokenized."""
+    @contextmanager
+    def _admission(self, request: GenerationRequest) -> Iterator[None]:
+        """Refuse early what need not be tokenized; while it is, the request has a place in the queue."""
         self._check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise APIError(400, "stream_options needs stream to be true.", "stream_options")
-        if self.engine.num_unfinished_requests >= self.limits.max_queue_len:
+        self.check_health()
+        self._check_queue(1)
+        self._preparing.add(id(request))
+        try:
+            yield
+        finally:
+            self._preparing.discard(id(request))
+
+    def _check_queue(self, count: int) -> None:
+        """Whether `count` more requests may enter the engine."""
+        if self.engine.num_unfinished_requests + len(self._preparing) + count > self.limits.max_queue_len:
             raise APIError(
                 429,
-                f"{self.limits.max_queue_len} requests are waiting or running; try again later.",
+                f"No more than {self.limits.max_queue_len} requests may wait or run; try again later.",
                 headers={"Retry-After": "1"},
             )
-        self.check_health()
 
     def _check_model(self, model: str | None) -> None:
         if model not in (None, self.model):
@@ -155,6 +173,8 @@ class Service:
             usage = generation.usage()
             log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
+        self._preparing.discard(id(request))  # from here on the engine counts it, and each of its prompts
+        self._check_queue(len(answer.prompts))
         kind: Any = "delta" if request.stream else "final"
         await generation.start(request, params, kind, self._salt(http, request))
         if request.stream:
