@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve test lint format model loc setup clean distclean
+.PHONY: help demo serve test test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ serve: setup ## serve an OpenAI-compatible API on port 8000; SERVE="--port 9000"
 test: setup $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
 	@$(BIN)/python tools/run_tests.py $(SUITES)
 
+test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
+	@$(BIN)/python tools/run_tests.py races
+
 lint: setup $(STAMPS)/dev ## ruff and mypy only
 	@$(BIN)/python tools/run_tests.py lint
 
@@ -42,6 +45,9 @@ format: $(STAMPS)/dev ## let ruff rewrite the Python files
 
 model: setup ## fetch the embedded model (93 MB) into the user's cache folder and check it
 	@$(BIN)/python -m reference.frontend.model_store
+
+docs: setup $(STAMPS)/dev model ## build the tutorial site into site/ and serve it on loopback
+	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 loc: $(STAMPS)/dependencies ## lines of code against the budgets
 	@$(BIN)/python tools/loc.py

@@ -1,6 +1,10 @@
 // The module fast._cpu. Every argument is checked here, before a kernel sees it; nothing is written when a check
 // fails. The GIL is released while a kernel runs. std::invalid_argument arrives in Python as ValueError.
+#include <pybind11/stl.h>
+
+#include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "arguments.h"
 #include "cpu/philox.h"
@@ -47,7 +51,8 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
     }
     if (rows == 0) continue;
     const int64_t used = (length + a.block_size - 1) / a.block_size;
-    for (int64_t i = 0; i < used; ++i) {
+    const int64_t first_seen = std::max<int64_t>(0, length - rows + 1 - a.sliding_window);
+    for (int64_t i = first_seen / a.block_size; i < used; ++i) {
       const int32_t block = a.block_tables[s][i];
       if (block >= 0 && block < num_blocks) continue;
       reject("block_tables: expected blocks in [0, " + std::to_string(num_blocks) + "), got " +
@@ -58,7 +63,7 @@ void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t m
 
 void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
                      py::handle block_tables, py::handle query_start_loc, py::handle seq_lens, double scale,
-                     int threads) {
+                     std::optional<int64_t> sliding_window, int threads) {
   Arguments args;
   const TensorView q = args.tensor("query", query, kFloat32, kRows, {"T", "H", "D"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "H", "D"});
@@ -74,6 +79,10 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
     reject("query: expected a multiple of Hkv=" + std::to_string(kv_heads) + " heads, got " +
            std::to_string(heads) + ".");
   }
+  if (sliding_window && *sliding_window < 1) {
+    reject("sliding_window: expected at least 1 (the token itself), or None, got " +
+           std::to_string(*sliding_window) + ".");
+  }
   if (head_dim < 1 || block_size < 1) {
     reject("k_cache: expected B and D of at least 1, got shape " + kc.shape_text() + ".");
   }
@@ -82,7 +91,8 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
                                  vc.data<const float>(), rows_of<const int32_t>(tables),
                                  starts.data<const int32_t>(), lens.data<const int32_t>(), args["S"],
                                  static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(head_dim),
-                                 static_cast<int>(block_size), static_cast<float>(scale)};
+                                 static_cast<int>(block_size), sliding_window.value_or(cpu::kNoWindow),
+                                 static_cast<float>(scale)};
   check_attention(call, args["T"], args["max_blocks"], args["N"]);
   cpu::paged_attention(call, cpu::active_isa(), threads);
 }
@@ -222,13 +232,34 @@ void check_id_lists(const char* starts_name, const char* ids_name, const cpu::Id
   check_range(ids_name, lists.ids, num_ids, 0, vocab_size, "(the vocabulary)");
 }
 
+// Each row once, so that no two threads write to it.
+void check_ascending_rows(const int64_t* rows, int64_t count, int64_t num_rows) {
+  check_range("rows", rows, count, 0, num_rows, "(rows of logits)");
+  for (int64_t p = 1; p < count; ++p) {
+    if (rows[p] > rows[p - 1]) continue;
+    reject("rows: expected ascending rows, got " + std::to_string(rows[p]) + " at index " + std::to_string(p) + ".");
+  }
+}
+
+void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks, int threads) {
+  Arguments args;
+  const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
+  const TensorView masked = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
+  args.define("cdiv(V, 32)", (args["V"] + 31) / 32);
+  const TensorView bits = args.tensor("bitmasks", bitmasks, kInt32, kContiguous, {"P", "cdiv(V, 32)"});
+  check_threads(threads);
+  check_vocabulary(values, args["V"]);
+  const py::gil_scoped_release released;
+  const cpu::TokenBitmask call{rows_of<float>(values), masked.data<const int64_t>(), bits.data<const int32_t>(),
+                               args["P"], args["V"]};
+  check_ascending_rows(call.rows, call.num_masked, args["R"]);
+  cpu::apply_token_bitmask(call, cpu::active_isa(), threads);
+}
+
 void check_processing(const cpu::ProcessLogits& call, int64_t num_rows) {
-  check_range("rows", call.rows, call.num_processed, 0, num_rows, "(rows of logits)");
+  check_ascending_rows(call.rows, call.num_processed, num_rows);
   for (int64_t p = 0; p < call.num_processed; ++p) {
     const std::string which = " at index " + std::to_string(p) + ".";
-    if (p > 0 && call.rows[p] <= call.rows[p - 1]) {
-      reject("rows: expected ascending rows, got " + std::to_string(call.rows[p]) + which);
-    }
     for (int64_t i = call.allowed.starts[p] + 1; i < call.allowed.starts[p + 1]; ++i) {
       if (call.allowed.ids[i] > call.allowed.ids[i - 1]) continue;
       reject("allowed_ids: expected ascending ids, got " + std::to_string(call.allowed.ids[i]) + " in the list" + which);
@@ -325,7 +356,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("threads"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
-        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("threads"));
+        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"),
+        arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
@@ -338,6 +370,8 @@ PYBIND11_MODULE(_cpu, m) {
         arg("cos_sin_cache"), arg("threads"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("threads"));
   m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("threads"));
+  m.def("apply_token_bitmask", &twinfer::apply_token_bitmask, arg("logits"), arg("rows"), arg("bitmasks"),
+        arg("threads"));
   m.def("process_logits", &twinfer::process_logits, arg("logits"), arg("rows"), arg("allowed_starts"),
         arg("allowed_ids"), arg("masked_starts"), arg("masked_ids"), arg("biased_starts"), arg("biased_ids"),
         arg("biases"), arg("seen_starts"), arg("seen_ids"), arg("counts"), arg("repetition_penalty"),

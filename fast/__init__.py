@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from fast.llm import LLM
     from fast.tier import TIER
     from reference.contracts.sampling_params import SamplingParams
+    from reference.contracts.structured_outputs import StructuredOutputsParams
 
-__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams"]
+__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from reference.contracts.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from reference.contracts.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     if name == "TIER":
         from fast.tier import TIER
 

@@ -24,7 +24,7 @@ class AttentionMetadata:
 
     Rows [query_start_loc[s], query_start_loc[s + 1]) are the *last* tokens of sequence s: with q of them,
     they stand at positions [seq_lens[s] - q, seq_lens[s]). Entries of a block table beyond
-    cdiv(seq_lens[s], B) are never read.
+    cdiv(seq_lens[s], B), or wholly left of the window of the first row, are never read.
     """
 
     query_start_loc: torch.Tensor  # int32 [S + 1], starts with 0, ends with T
@@ -54,6 +54,7 @@ def paged_attention(
     v_cache: torch.Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    sliding_window: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of every query token over the cached tokens of its own sequence.
 
@@ -63,6 +64,7 @@ def paged_attention(
         v_cache: [N, B, Hkv, D].
         metadata: see `AttentionMetadata`; the batch's own K and V are already written.
         scale: multiplies the scores, usually D ** -0.5.
+        sliding_window: W; a token sees itself and the W - 1 tokens before it. None: all before it.
 
     Returns:
         [T, H, D], contiguous.
@@ -80,5 +82,6 @@ def paged_attention(
         metadata.query_start_loc,
         metadata.seq_lens,
         scale,
+        sliding_window,
     )
     return output

@@ -1,4 +1,6 @@
-"""The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extension.
+"""The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extensions.
+
+The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`.
 
 Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
 F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor described as "rows" may have any
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import torch  # first: the extension then shares the OpenMP runtime that torch has loaded
 
+from fast.ladder import Ladder
+
 try:
-    from fast import _cpu
+    from fast import _cpu, _simt
 except ImportError as error:
     raise ImportError(
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
@@ -32,6 +36,21 @@ def isa() -> str:
     ValueError if it names an unknown one or one that this CPU lacks.
     """
     return _ISA
+
+
+def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm_80") -> Ladder:
+    """The CUDA kernels for a device: "simt" runs them on the CPU, one fiber a CUDA thread, on CPU tensors.
+
+    Args:
+        device: "simt".
+        seed, threads, architecture: see `Ladder`.
+
+    Raises:
+        ValueError: another device, or an option out of range.
+    """
+    if device != "simt":
+        raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
+    return Ladder(_simt, seed, threads, architecture)
 
 
 def reshape_and_cache(
@@ -65,25 +84,28 @@ def paged_attention(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    sliding_window: int | None = None,
 ) -> None:
     """Causal attention of a ragged batch, prefill chunks and decodes mixed, over the paged cache.
 
     The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s. Each attends
-    to itself and to all tokens before it, whose K and V must be in the cache. Query head h reads KV head
-    h // (H // Hkv).
+    to itself and to all tokens before it, whose K and V must be in the cache; with a window, to the last
+    `sliding_window` of these. Query head h reads KV head h // (H // Hkv).
 
     Args:
         out: [T, H, D], rows, written.
         query: [T, H, D], rows.
         k_cache, v_cache: [N, B, Hkv, D].
-        block_tables: int32 [S, max_blocks], rows; entries past a sequence's last token are not read.
+        block_tables: int32 [S, max_blocks], rows; entries past a sequence's last token are not read, nor those
+            wholly left of its first query row's window.
         query_start_loc: int32 [S + 1], ascending from 0 to T.
         seq_lens: int32 [S], tokens of each sequence, its query rows included.
         scale: factor on query . key, usually D ** -0.5.
+        sliding_window: at least 1, or None for all tokens.
 
     Raises:
-        ValueError: a bad tensor, H no multiple of Hkv, offsets or lengths that do not fit together, or a
-            block outside [0, N).
+        ValueError: a bad tensor, a window below 1, H no multiple of Hkv, offsets or lengths that do not fit
+            together, or a block outside [0, N).
 
     PagedAttention: Kwon et al., SOSP 2023. Metadata as in vLLM's `v1/attention`.
     """
@@ -96,6 +118,7 @@ def paged_attention(
         query_start_loc,
         seq_lens,
         scale,
+        sliding_window,
         torch.get_num_threads(),
     )
 
@@ -233,6 +256,24 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     The tanh form of Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016), which GPT-2 uses.
     """
     _cpu.gelu(out, x, torch.get_num_threads())
+
+
+def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
+    """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
+
+    A row that contains NaN is left as it is.
+
+    Args:
+        logits: [R, V], rows, changed in place.
+        rows: int64 [P], ascending.
+        bitmasks: int32 [P, cdiv(V, 32)]; bit t % 32 of word t // 32 is token t, bits behind V are not read.
+
+    Raises:
+        ValueError: a bad tensor, or a row out of range; then nothing is written.
+
+    The layout is that of llguidance and xgrammar.
+    """
+    _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
 def process_logits(

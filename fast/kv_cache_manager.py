@@ -4,6 +4,8 @@ What differs:
 
 - Hashes are incremental: a request's chain is kept and only continued, so each block of tokens is hashed once in the
   request's life, however often it is looked up, preempted and resumed. (Known tokens never change.)
+- With a sliding window, a lookup walks back from the longest prefix and stops at the first window that is cached whole;
+  the twin looks at every block. Which entries of a table are empty already is a count, not a search.
 - A decode step that neither needs a block nor fills one, which is 14 of 16 at block size 16, returns after three
   comparisons.
 """
@@ -26,6 +28,7 @@ class KVCacheManager:
     def __init__(self, config: CacheConfig) -> None:
         self.block_size = config.block_size
         self.enable_caching = config.enable_prefix_caching
+        self.sliding_window = config.sliding_window
         self.block_pool = BlockPool(config.num_blocks)
         self.block_tables: dict[str, list[int]] = {}
         self.block_hashes: dict[str, list[bytes]] = {}  # the chain so far; survives preemption
@@ -33,6 +36,8 @@ class KVCacheManager:
         # table[num_hit:num_cached] was registered by the request itself
         self.num_hit_blocks: dict[str, int] = {}
         self.cached_before_step: dict[str, int] = {}  # num_cached_blocks before this step raised it
+        # what stood in the entries that left the window: table[i] is 0 for i < len(left_blocks[request])
+        self.left_blocks: dict[str, list[int]] = {}
         self.block_copies: dict[str, BlockCopy] = {}
         self.shortage = (0, 0)
         self.host_pool = BlockPool(config.num_host_blocks + 1)
@@ -43,16 +48,33 @@ class KVCacheManager:
         self.hex_hashes = HexHashes(config.num_blocks)  # for snapshots
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        if not self.enable_caching:
+        if not self.enable_caching or request.sampling_params.skip_reading_prefix_cache:
             return []
         hits: list[int] = []
         num_full_blocks = (request.num_tokens - 1) // self.block_size
-        for block_hash in self._block_hashes(request, num_full_blocks)[:num_full_blocks]:
+        block_hashes = self._block_hashes(request, num_full_blocks)[:num_full_blocks]
+        if self.sliding_window is not None:
+            return self._get_cached_window(block_hashes, self.sliding_window)
+        for block_hash in block_hashes:
             block = self.block_pool.get_cached_block(block_hash)
             if block is None:
                 break
             hits.append(block)
         return hits
+
+    def _get_cached_window(self, block_hashes: Sequence[bytes], sliding_window: int) -> list[int]:
+        """The table of the longest prefix of which the blocks that the token behind it sees are cached."""
+        num_window_blocks = max(cdiv(sliding_window - 1, self.block_size), 1)
+        window: list[int] = []  # cached blocks in a row, the last first
+        for index in range(len(block_hashes) - 1, -1, -1):
+            block = self.block_pool.get_cached_block(block_hashes[index])
+            if block is None:
+                window.clear()
+                continue
+            window.append(block)
+            if len(window) == num_window_blocks:
+                return [0] * index + window[::-1]
+        return window[::-1]  # shorter than a window, it starts the request
 
     def allocate_slots(
         self,
@@ -63,8 +85,14 @@ class KVCacheManager:
     ) -> list[int] | None:
         request_id = request.request_id
         table = self.block_tables.get(request_id)
+        if self.sliding_window is not None and table is not None:
+            self._free_left_of_window(request, table, self.sliding_window)
         num_computed_tokens = request.num_computed_tokens
         if table is None:
+            if self.sliding_window is not None and request_id in self.host_tables:
+                # Of what is swapped in, too, the entries that had left the window stay null.
+                num_left = self.host_tables[request_id].count(0)
+                computed_blocks = [*computed_blocks, *[0] * (num_left - len(computed_blocks))]
             num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
             num_computed_tokens = max(num_computed_tokens, num_found_tokens)
         num_tokens = num_computed_tokens + num_new_tokens
@@ -91,23 +119,39 @@ class KVCacheManager:
         num_needed = num_fresh + is_shared
         if computed_blocks:
             ref_count = self.block_pool.ref_count
-            num_needed += sum(ref_count[block] == 0 for block in computed_blocks)
+            hits = [block for block in computed_blocks if block]
+            num_needed += sum(ref_count[block] == 0 for block in hits)
         if num_needed > num_free:
             self.shortage = (num_needed, num_free)
             return None
         if table is not None and is_shared:
             self._copy_on_write(request_id, table, first_written)
         if computed_blocks:
-            self.block_pool.touch(computed_blocks)
-            self.num_cached_blocks[request_id] = self.num_hit_blocks[request_id] = len(computed_blocks)
+            self.block_pool.touch(hits)
+            if self.enable_caching:  # without, these are null entries of what is swapped in
+                self.num_cached_blocks[request_id] = self.num_hit_blocks[request_id] = len(computed_blocks)
         new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_fresh)]
         if table is None:
             table = self.block_tables[request_id] = []
+            if self.sliding_window is not None:
+                self.left_blocks[request_id] = [block for block in computed_blocks if not block]
         table.extend(new_blocks)
         if request_id in self.host_tables:
             self._swap_in(request_id, table, first=len(computed_blocks))
         self._cache_full_blocks(request, table, min(num_tokens, request.num_tokens) // self.block_size)
         return new_blocks
+
+    def _free_left_of_window(self, request: Request, table: list[int], sliding_window: int) -> None:
+        """Give back the blocks that neither the next token nor any later one looks at."""
+        left = self.left_blocks[request.request_id]
+        first, last = len(left), (request.num_computed_tokens - sliding_window + 1) // self.block_size
+        if last <= first:
+            return
+        dead = table[first:last]
+        table[first:last] = [0] * len(dead)
+        left += dead
+        dead.reverse()
+        self.block_pool.free_blocks(dead)
 
     def _copy_on_write(self, request_id: str, table: list[int], index: int) -> None:
         (target,) = self.block_pool.get_new_blocks(1)
@@ -122,7 +166,10 @@ class KVCacheManager:
             return
         block_hashes = self._block_hashes(request, num_full_blocks)
         for index in range(first, num_full_blocks):
-            self.block_pool.cache_block(table[index], block_hashes[index])
+            if table[index]:
+                self.block_pool.cache_block(table[index], block_hashes[index])
+            else:
+                self.left_blocks[request.request_id][index] = 0  # left before it could be registered
         self.num_cached_blocks[request.request_id] = num_full_blocks
         self.cached_before_step.setdefault(request.request_id, first)
 
@@ -132,14 +179,18 @@ class KVCacheManager:
         for index in range(len(chain), num_blocks):
             tokens = request.all_token_ids[index * self.block_size : (index + 1) * self.block_size]
             parent = chain[-1] if chain else ROOT_HASH
-            chain.append(hash_block(parent, tokens, extra_keys(index, request.cache_salt)))
+            chain.append(
+                hash_block(parent, tokens, extra_keys(index, request.cache_salt, request.embeds_digest))
+            )
         return chain
 
     def fork(self, parent: Request, sibling: Request) -> None:
         table = self.block_tables[parent.request_id]
-        self.block_pool.touch(table)
+        self.block_pool.touch([block for block in table if block] if self.sliding_window else table)
         sibling_id, num_cached_blocks = sibling.request_id, self.num_cached_blocks.get(parent.request_id, 0)
         self.block_tables[sibling_id] = table.copy()
+        if self.sliding_window is not None:
+            self.left_blocks[sibling_id] = self.left_blocks[parent.request_id].copy()
         self.num_cached_blocks[sibling_id] = self.num_hit_blocks[sibling_id] = num_cached_blocks
         if self.enable_caching:
             num_prompt_blocks = parent.num_prompt_tokens // self.block_size
@@ -150,21 +201,22 @@ class KVCacheManager:
         copy = self.block_copies.get(request.request_id)
         if copy is not None:
             table[copy.index] = copy.source  # the copy would have been made after the swap-outs of this step
-        self.host_shortage = (len(table), self.host_pool.num_free_blocks)
-        if len(table) > self.host_pool.num_free_blocks:
+        num_left = len(self.left_blocks.get(request.request_id, ()))
+        live = table[num_left:]
+        self.host_shortage = (len(live), self.host_pool.num_free_blocks)
+        if len(live) > self.host_pool.num_free_blocks:
             return False
         self.free(request)
-        host_table = self.host_pool.get_new_blocks(len(table))
-        self.host_tables[request.request_id] = host_table
-        self.swap_outs += map(BlockSwap, table, host_table)
+        host_blocks = self.host_pool.get_new_blocks(len(live))
+        self.host_tables[request.request_id] = [0] * num_left + host_blocks
+        self.swap_outs += map(BlockSwap, live, host_blocks)
         return True
 
     def _swap_in(self, request_id: str, table: list[int], first: int) -> None:
         """Bring back the saved blocks from index `first` on: those before it were found in the prefix cache."""
         host_table = self.host_tables.pop(request_id)
         self.swap_ins += map(BlockSwap, table[first : len(host_table)], host_table[first:])
-        host_table.reverse()
-        self.host_pool.free_blocks(host_table)
+        self.host_pool.free_blocks([block for block in reversed(host_table) if block])
 
     def get_block_copy(self, request_id: str) -> BlockCopy | None:
         return self.block_copies.get(request_id)
@@ -172,6 +224,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         table = self.block_tables.pop(request.request_id, None)
         if table is not None:
+            del table[: len(self.left_blocks.pop(request.request_id, ()))]
             table.reverse()
             self.block_pool.free_blocks(table)
         for per_request in (
@@ -183,7 +236,7 @@ class KVCacheManager:
             per_request.pop(request.request_id, None)
         host_table = self.host_tables.pop(request.request_id, None)
         if host_table is not None:
-            self.host_pool.free_blocks(host_table[::-1])
+            self.host_pool.free_blocks([block for block in reversed(host_table) if block])
         if request.is_finished:
             self.block_hashes.pop(request.request_id, None)
 
@@ -200,8 +253,12 @@ class KVCacheManager:
         first = (
             self.num_hit_blocks.get(request_id, 0) if whole else self.cached_before_step.get(request_id, last)
         )
-        for block in self.block_tables.get(request_id, [])[first:last]:
-            self.block_pool.uncache_block(block)
+        table, left = self.block_tables.get(request_id, []), self.left_blocks.get(request_id, ())
+        for index in range(first, last):
+            if index >= len(left):
+                self.block_pool.uncache_block(table[index])
+            elif self.block_pool.block_hash[left[index]] == self.block_hashes[request_id][index]:
+                self.block_pool.uncache_block(left[index])  # nobody else has put anything into it since
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.block_tables.get(request_id, ()))
@@ -227,14 +284,16 @@ class KVCacheManager:
     def check_integrity(self) -> None:
         self.block_pool.check_integrity()
         self.host_pool.check_integrity()
-        saved = sum(map(len, self.host_tables.values()))
+        saved = sum(block > 0 for table in self.host_tables.values() for block in table)
         assert saved + self.host_pool.num_free_blocks + 1 == self.host_pool.num_blocks, (
             "a host block is neither free nor in a table"
         )
         holders = [0] * self.block_pool.num_blocks
         for request_id, table in self.block_tables.items():
-            for block in table:
+            for block in filter(None, table):
                 holders[block] += 1
+            num_left = len(self.left_blocks.get(request_id, ()))
+            assert not any(table[:num_left]) and all(table[num_left:]), "table and window disagree"
             chain = self.block_hashes.get(request_id, [])
             for index in range(self.num_cached_blocks.get(request_id, 0)):
                 found = self.block_pool.block_hash[table[index]]

@@ -9,7 +9,9 @@ tokens they are about and not the vocabulary: each row with such steps keeps its
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import torch
@@ -43,6 +45,11 @@ class _TokenCounts:
             self._ids[place] = token_id
             self._counts[place] += occurrences
 
+    def copy(self) -> _TokenCounts:
+        copied = _TokenCounts()
+        copied._ids, copied._counts, copied._place = self._ids.copy(), self._counts.copy(), self._place.copy()
+        return copied
+
     @property
     def ids(self) -> np.ndarray:
         return self._ids[: len(self._place)]
@@ -73,6 +80,17 @@ class ProcessedRow:
         self._num_counted = 0  # of the output
         if params.repetition_penalty != 1:
             self._seen.add(self.prompt_token_ids, 0)
+
+    def followed_by(self, token_ids: Sequence[int]) -> ProcessedRow:
+        """The same behind these tokens, as if they were output: a copy for one step, with counts of its own."""
+        if not token_ids:
+            return self
+        self._catch_up()
+        row = copy(self)
+        row.output_token_ids = [*self.output_token_ids, *token_ids]
+        if self.params.has_penalties:
+            row._seen = self._seen.copy()
+        return row
 
     def _catch_up(self) -> None:
         if self.params.has_penalties:
@@ -120,6 +138,9 @@ class SamplingMetadata:
     seeds: torch.Tensor  # int64 [R], the bit pattern of an unsigned seed: torch has no arithmetic for uint64
     output_positions: torch.Tensor  # int64 [R]
     processed_rows: Mapping[int, ProcessedRow]  # of the R, those with `SamplingParams.changes_logits`
+    bitmasks: Mapping[int, np.ndarray] = field(
+        default_factory=dict
+    )  # of those with a grammar: int32 [cdiv(V, 32)]
 
 
 class Sampler:
@@ -128,8 +149,12 @@ class Sampler:
     def __call__(self, logits: torch.Tensor, metadata: SamplingMetadata) -> list[int]:
         """Logits [R, V] -> R token ids; NAN_IN_ROW for a row that contains NaN, NO_TOKEN_LEFT for one without a choice.
 
-        Rows of `metadata.processed_rows` are changed in place.
+        Rows of `metadata.processed_rows` and `metadata.bitmasks` are changed in place.
         """
+        if metadata.bitmasks:
+            rows = sorted(metadata.bitmasks)
+            bitmasks = torch.from_numpy(np.stack([metadata.bitmasks[r] for r in rows]))  # [P, cdiv(V, 32)]
+            kernels.apply_token_bitmask(logits, torch.tensor(rows), bitmasks)
         if metadata.processed_rows:
             _process_logits(logits, metadata.processed_rows)
         token_ids = torch.empty(len(logits), dtype=torch.int64)  # [R]
@@ -144,7 +169,7 @@ class Sampler:
             token_ids,
         )
         sampled: list[int] = token_ids.tolist()
-        for r in metadata.processed_rows:
+        for r in chain(metadata.bitmasks, metadata.processed_rows):
             # Minus infinity is drawn only where there is nothing else.
             if sampled[r] >= 0 and logits[r, sampled[r]] == -torch.inf:
                 sampled[r] = NO_TOKEN_LEFT

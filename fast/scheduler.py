@@ -106,7 +106,7 @@ class Scheduler(RequestTable):
         num_cached_tokens = len(hits) * self.cache_config.block_size
         queue = self._queue_of(request)
         num_external_tokens = 0
-        if queue is self.waiting:
+        if queue is self.waiting and not request.sampling_params.skip_reading_prefix_cache:
             num_external_tokens = self.kv_connector.get_num_new_matched_tokens(request, num_cached_tokens)
         num_computed_tokens = max(request.num_computed_tokens, num_cached_tokens + num_external_tokens)
         num_new_tokens = request.num_tokens - num_computed_tokens

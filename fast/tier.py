@@ -37,8 +37,9 @@ class Tier:
         self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
     ) -> ModelRunner:
         from fast.model_runner import ModelRunner
+        from fast.speculator import make_speculator
 
-        return ModelRunner(config, checkpoint)
+        return ModelRunner(config, checkpoint, make_speculator(config, draft_checkpoint))
 
 
 TIER = Tier()

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reference.async_llm import AsyncLLM
     from reference.contracts.sampling_params import SamplingParams
+    from reference.contracts.structured_outputs import StructuredOutputsParams
     from reference.llm import LLM
     from reference.tier import TIER
 
-__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams"]
+__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from reference.contracts.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from reference.contracts.structured_outputs import StructuredOutputsParams
+
+        return StructuredOutputsParams
     if name == "TIER":
         from reference.tier import TIER
 

@@ -19,6 +19,7 @@ def naive_paged_attention(
     v_cache: np.ndarray,
     metadata: AttentionMetadata,
     scale: float,
+    sliding_window: int | None = None,
 ) -> np.ndarray:
     """Same arguments and result as `attention.paged_attention`, but returned in float64: [T, H, D]."""
     num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
@@ -30,6 +31,7 @@ def naive_paged_attention(
         first_position = seq_len - (end - start)
         for row in range(start, end):
             position = first_position + (row - start)
+            first_seen = 0 if sliding_window is None else max(position - sliding_window + 1, 0)
             for h in range(num_heads):
                 kv_head = h // heads_per_kv_head
                 output[row, h] = _attend(
@@ -37,7 +39,7 @@ def naive_paged_attention(
                     k_cache[:, :, kv_head],  # [N, B, D]
                     v_cache[:, :, kv_head],  # [N, B, D]
                     metadata.block_tables[s],
-                    position + 1,  # causal: a token sees itself and everything before it
+                    range(first_seen, position + 1),  # causal: a token sees itself, and what is before it
                     scale,
                 )
     return output
@@ -48,10 +50,10 @@ def _attend(
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     block_table: np.ndarray,
-    context_len: int,
+    context: range,
     scale: float,
 ) -> np.ndarray:
-    """One query token, one head: softmax(q . k_j * scale) over j < context_len, times v_j. [D] -> [D].
+    """One query token, one head: softmax(q . k_j * scale) over the positions j of its context, times v_j. [D] -> [D].
 
     Two passes over the context. The first finds the largest score, because exp of a raw score may overflow; the second
     weighs the values relative to it. The division by the sum of the weights can wait until the end.
@@ -60,7 +62,7 @@ def _attend(
 
     scores = []
     largest = -math.inf
-    for j in range(context_len):
+    for j in context:
         block, offset = block_table[j // block_size], j % block_size
         score = float(query @ k_cache[block, offset]) * scale
         scores.append(score)
@@ -68,9 +70,9 @@ def _attend(
 
     total = 0.0
     weighted_values = np.zeros(len(query), dtype=np.float64)  # [D]
-    for j in range(context_len):
+    for j, score in zip(context, scores, strict=True):
         block, offset = block_table[j // block_size], j % block_size
-        weight = math.exp(scores[j] - largest)
+        weight = math.exp(score - largest)
         total += weight
         weighted_values += weight * v_cache[block, offset].astype(np.float64)
     return weighted_values / total

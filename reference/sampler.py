@@ -1,6 +1,7 @@
 """From logits to tokens, one row at a time, in the order the numeric contract fixes.
 
-    allowed ids -> bad words, min_tokens -> logit bias -> penalties -> temperature -> min_p -> top-k -> top-p -> draw
+    grammar, allowed ids -> bad words, min_tokens -> logit bias -> penalties
+    -> temperature -> min_p -> top-k -> top-p -> draw
 
 The steps before temperature are `contracts.logits.process_logits`. Everything after is float64, and every tie goes to
 the lowest token id, so two implementations can only disagree where two scores differ by rounding alone. Fast twin:
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,6 +32,13 @@ class ProcessedRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
 
+    def followed_by(self, token_ids: Sequence[int]) -> ProcessedRow:
+        """The same behind these tokens, as if they were output."""
+        return replace(self, output_token_ids=[*self.output_token_ids, *token_ids])
+
+
+_NO_RULES = ProcessedRow(SamplingParams(), (), ())
+
 
 @dataclass(frozen=True)
 class SamplingMetadata:
@@ -43,6 +51,9 @@ class SamplingMetadata:
     seeds: np.ndarray  # uint64 [R]
     output_positions: np.ndarray  # int64 [R]
     processed_rows: Mapping[int, ProcessedRow]  # of the R, those with `SamplingParams.changes_logits`
+    bitmasks: Mapping[int, np.ndarray] = field(
+        default_factory=dict
+    )  # of those with a grammar: int32 [cdiv(V, 32)]
 
 
 class Sampler:
@@ -59,9 +70,9 @@ class Sampler:
 def _sample_row(logits: np.ndarray, metadata: SamplingMetadata, r: int) -> int:
     if np.isnan(logits).any():
         return NAN_IN_ROW
-    rules = metadata.processed_rows.get(r)
-    if rules is not None:
-        logits = process_logits(logits, rules.params, rules.prompt_token_ids, rules.output_token_ids)
+    if r in metadata.processed_rows or r in metadata.bitmasks:
+        rules, bitmask = metadata.processed_rows.get(r, _NO_RULES), metadata.bitmasks.get(r)
+        logits = process_logits(logits, rules.params, rules.prompt_token_ids, rules.output_token_ids, bitmask)
         if logits.max() == -np.inf:
             return NO_TOKEN_LEFT
     temperature = float(metadata.temperature[r])

@@ -94,10 +94,10 @@ class Scheduler(RequestTable):
         """
         hits = self.kv_cache_manager.get_computed_blocks(request)
         num_cached_tokens = len(hits) * self.cache_config.block_size
+        num_external_tokens = 0
         is_swapped = request.status is RequestStatus.SWAPPED
-        num_external_tokens = (
-            0 if is_swapped else self.kv_connector.get_num_new_matched_tokens(request, num_cached_tokens)
-        )
+        if not is_swapped and not request.sampling_params.skip_reading_prefix_cache:
+            num_external_tokens = self.kv_connector.get_num_new_matched_tokens(request, num_cached_tokens)
         # A swapped request has computed tokens already; the cache may know even more of them by now.
         num_computed_tokens = max(request.num_computed_tokens, num_cached_tokens + num_external_tokens)
         num_new_tokens = plan.clamp_chunk(request.num_tokens - num_computed_tokens)

@@ -31,8 +31,9 @@ class Tier:
         self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
     ) -> ModelRunner:
         from reference.model_runner import ModelRunner
+        from reference.speculator import make_speculator
 
-        return ModelRunner(config, checkpoint)
+        return ModelRunner(config, checkpoint, make_speculator(config, draft_checkpoint))
 
 
 TIER = Tier()

@@ -34,6 +34,21 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 7,
         "num_key_value_heads": 1,
     },
+    "mistral, window of 8": {"architecture": "MistralForCausalLM", "sliding_window": 8},
+    "mistral, window of 16, untied": {
+        "architecture": "MistralForCausalLM",
+        "sliding_window": 16,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": False,
+    },
+    "qwen2, window of 13": {
+        "architecture": "Qwen2ForCausalLM",
+        "head_dim": ...,
+        "use_sliding_window": True,
+        "sliding_window": 13,
+        "max_window_layers": 0,
+    },
     "qwen2": {"architecture": "Qwen2ForCausalLM", "head_dim": ..., "use_sliding_window": False},
     "qwen2, 9/3 heads, untied": {
         "architecture": "Qwen2ForCausalLM",

@@ -114,7 +114,7 @@ class Driver:
         self.config = config
         self.token_of = token_of
         self.drafts_of = drafts_of
-        self.ledger = KVLedger(config.cache.block_size)
+        self.ledger = KVLedger(config.cache.block_size, config.cache.sliding_window)
         self.manager = self.scheduler.kv_cache_manager
         self.outputs: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, str] = {}

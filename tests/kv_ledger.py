@@ -33,6 +33,7 @@ class KVLedger:
     """Does to its slots what a runner does to its KV cache."""
 
     block_size: int
+    sliding_window: int | None = None
     states: dict[str, RequestState] = field(default_factory=dict)
     device: Slots = field(default_factory=dict)
     host: Slots = field(default_factory=dict)
@@ -71,7 +72,9 @@ class KVLedger:
         for request_id, count in schedule.num_scheduled_tokens.items():
             state = self.states[request_id]
             contents = self._contents(schedule, request_id)
-            for position in range(state.num_computed_tokens + count):
+            window = self.sliding_window or len(contents)
+            first = max(state.num_computed_tokens - window + 1, 0)  # the first that the first new token sees
+            for position in range(first, state.num_computed_tokens + count):
                 found = self.device.get(self._slot(state, position))
                 assert found == contents[position], f"{request_id} reads a wrong slot at position {position}"
 

@@ -1,7 +1,7 @@
 """Run the checks and every test suite, and sum them up: `python tools/run_tests.py [SUITE...]`.
 
-A suite is a folder of tests/. All run even when one fails; the exit status is 1 when any did. The closing lines repeat
-what pytest said of each suite, and the last one adds everything up.
+A suite is a folder of tests/; `races` runs only when it is named. All run even when one fails; the exit status is 1
+when any did. The closing lines repeat what pytest said of each suite, and the last one adds everything up.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LINT = ("ruff check .", "ruff format --check .", "mypy")
 # Cheap and fundamental suites first: when a spec fails, the differences between tiers only echo it.
 ORDER = ("spec", "kernels", "oracle", "differential", "property", "packaging")
+# The code on the pages of the tutorial is tested as well.
+EXTRA = {"docs": ("docs", "--markdown-docs")}
+# Minutes of work that few changes can break: they run when they are named (`make test-races`).
+ON_REQUEST = {"races"}
 MAX_WORKERS = 4
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed)\b")
@@ -82,7 +86,16 @@ def run_suite(name: str) -> SuiteResult:
     print(f"\n$ pytest tests/{name}", flush=True)
     workers = min(MAX_WORKERS, os.cpu_count() or 1)
     color = "yes" if sys.stdout.isatty() else "no"
-    command = ["pytest", f"tests/{name}", "-n", str(workers), "--dist", "loadgroup", f"--color={color}"]
+    command = [
+        "pytest",
+        f"tests/{name}",
+        *EXTRA.get(name, ()),
+        "-n",
+        str(workers),
+        "--dist",
+        "loadgroup",
+        f"--color={color}",
+    ]
     status, closing = run_echoing([sys.executable, "-m", *command])
     counts = {kind.rstrip("s"): int(number) for number, kind in COUNT.findall(closing)}
     failed = counts.get("failed", 0) + counts.get("error", 0)
@@ -115,7 +128,7 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in known]:
         print(f"error: no suite called {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    chosen = [name for name in known if name in names or not names]
+    chosen = [name for name in known if name in names or (not names and name not in ON_REQUEST)]
     results = [run_lint() if name == "lint" else run_suite(name) for name in chosen]
     return 0 if report(results) else 1
 

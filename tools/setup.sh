@@ -102,6 +102,7 @@ dependencies() {
   run "pip (a few seconds)" pip pip install "pip>=23.2"
   run "build tools (half a minute)" build-tools install build
   run "libraries of the core and the server (half a minute)" core install core server
+  run "library of guided decoding (a few seconds)" guided install guided
   install_torch
   stamp dependencies
 }
@@ -145,7 +146,7 @@ extension() {
 }
 
 dev() {
-  run "tools for the tests (half a minute)" dev install dev
+  run "tools for the tests (half a minute)" dev install dev docs
   stamp dev
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "cpu/isa.h"
 
@@ -32,6 +33,9 @@ struct CacheWrite {
 };
 void reshape_and_cache(const CacheWrite& args, int threads);
 
+// Longer than every context, and still safe to subtract from one.
+constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max();
+
 struct PagedAttention {
   Rows<float> out;                // [T, H*D]
   Rows<const float> query;        // [T, H*D]
@@ -45,6 +49,7 @@ struct PagedAttention {
   int num_kv_heads;               // Hkv
   int head_dim;                   // D
   int block_size;                 // B
+  int64_t sliding_window;         // keys that a query sees, its own included; kNoWindow: all
   float scale;
 };
 void paged_attention(const PagedAttention& args, Isa isa, int threads);
@@ -128,6 +133,15 @@ struct Gelu {
   int64_t ffn_size;               // F
 };
 void gelu(const Gelu& args, Isa isa, int threads);
+
+struct TokenBitmask {
+  Rows<float> logits;             // [R, V], changed in place
+  const int64_t* rows;            // [P], ascending: the rows to mask
+  const int32_t* bitmasks;        // [P, W], W = ceil(V / 32); bit t % 32 of word t / 32 set: token t is kept
+  int64_t num_masked;             // P
+  int64_t vocab_size;             // V
+};
+void apply_token_bitmask(const TokenBitmask& args, Isa isa, int threads);
 
 // Lists of unequal length, one for each processed row: list p is ids[starts[p] : starts[p + 1]].
 struct IdLists {

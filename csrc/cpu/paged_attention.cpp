@@ -92,7 +92,8 @@ void paged_attention(const PagedAttention& args, Isa isa, int threads) {
   for (const AttentionItem& item : items) {
     most_rows = std::max<int64_t>(most_rows, item.num_rows);
     // Two multiply-adds for each head, context token and dimension, eight or so at a time.
-    work += item.num_rows * args.num_heads * item.first_context * args.head_dim / 4;
+    const int64_t seen = std::min(item.first_context, args.sliding_window);
+    work += item.num_rows * args.num_heads * seen * args.head_dim / 4;
   }
   const int64_t jobs = static_cast<int64_t>(items.size()) * args.num_kv_heads;
   const size_t depth = static_cast<size_t>(args.head_dim);

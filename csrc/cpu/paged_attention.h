@@ -14,7 +14,8 @@ constexpr int kTile = 64;
 constexpr int kMaxItemRows = 32;
 
 // Query rows [first_row, first_row + num_rows) of sequence `seq`, for the query heads of one KV head. The first row
-// attends to `first_context` tokens, its own included, each following row to one more.
+// has a context of `first_context` tokens, its own included, each following row of one more; of its context a row sees
+// the last `sliding_window` tokens.
 struct AttentionItem {
   int64_t seq;
   int64_t first_row;

@@ -252,7 +252,32 @@ void process_row(const ProcessLogits& args, int64_t p, float* logits) {
   }
 }
 
+// Most words of a grammar's mask are all zeros, so they are the quick ones.
+void mask_row(const int32_t* bitmask, float* logits, int64_t vocab_size) {
+  for (int64_t i = 0; i < vocab_size; i += 32) {
+    const auto word = static_cast<uint32_t>(bitmask[i / 32]);
+    const int64_t end = std::min(i + 32, vocab_size);
+    if (word == 0) {
+      std::fill(logits + i, logits + end, kMasked);
+    } else if (word != 0xFFFFFFFFu) {
+      for (int64_t t = i; t < end; ++t) {
+        if ((word >> (t - i) & 1u) == 0) logits[t] = kMasked;
+      }
+    }
+  }
+}
+
 }  // namespace
+
+void apply_token_bitmask(const TokenBitmask& args, Isa isa, int threads) {
+  const auto row_max = TWINFER_DISPATCH(isa, row_max);
+  const int64_t num_words = (args.vocab_size + 31) / 32;
+  parallel_for(args.num_masked, args.num_masked * args.vocab_size, threads, [&](int64_t p, int) {
+    float* logits = args.logits[args.rows[p]];
+    // A mask must not hide a NaN: the row is left for `sample` to refuse.
+    if (!row_max(logits, args.vocab_size).has_nan) mask_row(args.bitmasks + p * num_words, logits, args.vocab_size);
+  });
+}
 
 void process_logits(const ProcessLogits& args, Isa isa, int threads) {
   const auto row_max = TWINFER_DISPATCH(isa, row_max);

@@ -106,15 +106,20 @@ class GPT2LMHeadModel:
         self.lm_head = Linear(self.wte if tied else as_tensor(checkpoint.tensor("lm_head.weight")))  # [V, C]
         checkpoint.check_all_used()
 
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """integer [T] -> [T, C], a new tensor: to which the positions are still to be added."""
+        return torch.nn.functional.embedding(input_ids, self.wte)
+
     def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[KVCache],
         metadata: AttentionMetadata,
+        inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers over a flat batch; arguments and result as in `LlamaForCausalLM.forward`."""
-        hidden = torch.nn.functional.embedding(input_ids, self.wte)  # [T, C]
+        hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
         residual = torch.nn.functional.embedding(
             positions, self.wpe
         )  # [T, C], to which the first norm adds the tokens

@@ -52,6 +52,7 @@ class LlamaAttention:
         self.split_sizes = (num_heads, num_kv_heads, num_kv_heads)  # heads of q, k, v in the fused product
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_window
         self.rotary_emb = rotary_emb
         # [(H + 2*Hkv)*D, C]
         self.qkv_proj = _linear(checkpoint, prefix, "q_proj", "k_proj", "v_proj", bias=config.qkv_bias)
@@ -78,7 +79,8 @@ class LlamaAttention:
 
         k_cache, v_cache = kv_cache
         write_kv_cache(key, value, k_cache, v_cache, metadata)
-        output = paged_attention(query, k_cache, v_cache, metadata, self.scale)  # [T, H, D]
+        # output is [T, H, D]
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale, self.sliding_window)
         return self.o_proj(output.view(num_tokens, -1))  # [T, C]
 
 
@@ -146,12 +148,17 @@ class LlamaForCausalLM:
         self.lm_head = Linear(self.embed_tokens if tied else _stack(checkpoint, "lm_head.weight"))  # [V, C]
         checkpoint.check_all_used()
 
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """integer [T] -> [T, C], a new tensor: what stands at the bottom of the layers."""
+        return torch.nn.functional.embedding(input_ids, self.embed_tokens)
+
     def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_caches: list[KVCache],
         metadata: AttentionMetadata,
+        inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers over a flat batch.
 
@@ -160,11 +167,12 @@ class LlamaForCausalLM:
             positions: int64 [T], position of each token in its own request.
             kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; K and V of the batch are written there.
             metadata: who is who in the batch.
+            inputs_embeds: [T, C], in place of the embedding of `input_ids`; overwritten.
 
         Returns:
             [T, C], the final norm applied.
         """
-        hidden = torch.nn.functional.embedding(input_ids, self.embed_tokens)  # [T, C]
+        hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
         residual = torch.zeros_like(hidden)  # [T, C]
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(positions, hidden, residual, kv_cache, metadata)

@@ -9,6 +9,10 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROOT_HASH = hashlib.sha256(b"twinfer prefix cache").digest()  # parent of every first block
 
@@ -24,6 +28,13 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[Ext
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     return digest.digest()
+
+
+def hash_embeds(embeds: np.ndarray) -> str:
+    """Digest of a prompt that came as vectors: float32 [P, C], C-contiguous. The shape counts as well as the bytes."""
+    digest = hashlib.sha256(array("q", embeds.shape).tobytes())
+    digest.update(embeds.data)
+    return digest.hexdigest()
 
 
 def extra_keys(

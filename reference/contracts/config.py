@@ -110,6 +110,8 @@ class CacheConfig:
             raise ValueError(
                 f"num_blocks must be at least 2 (block 0 is never handed out), got {self.num_blocks}."
             )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {self.sliding_window}.")
 
     @property
     def num_usable_blocks(self) -> int:
@@ -165,6 +167,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.num_speculative_tokens < 1:
             raise ValueError(f"num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}.")
+        if self.method == "draft_model" and (self.draft_model is None or self.num_draft_blocks < 2):
+            raise ValueError(
+                "method 'draft_model' needs the draft model's config and at least 2 blocks for its KV cache."
+            )
         if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must be at least 1 and at most prompt_lookup_max "
@@ -184,6 +190,14 @@ class EngineConfig:
     device: str = "cpu"
     trace: bool = False  # record a StepTrace for every step
     keep_logits: bool = False  # the runner hands out the logits rows it sampled from (twinfer diff)
+
+    def __post_init__(self) -> None:
+        draft = None if self.speculative is None else self.speculative.draft_model
+        if draft is not None and draft.vocab_size != self.model.vocab_size:
+            raise ValueError(
+                f"The draft model has a vocabulary of {draft.vocab_size} tokens and the model one of "
+                f"{self.model.vocab_size}; choose a draft model with the same tokenizer."
+            )
 
     @property
     def max_total_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """What happens to a row of logits before temperature, as a pure function of the row, the request and its tokens.
 
-    allowed ids -> bad words and min_tokens -> logit bias -> repetition, presence, frequency
+    grammar and allowed ids -> bad words and min_tokens -> logit bias -> repetition, presence, frequency
 
 A masked logit becomes minus infinity, and no later step changes that. Bias and penalties are computed in float64 on
 float64(logit), and each of the two is rounded to float32 once: then every program that follows the order gets the same
@@ -11,14 +11,16 @@ bits. What would leave float32 stays at its largest finite number, so no penalty
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import TokenLogprob
+from reference.contracts.schedule import PromptLogprobs, TokenLogprob
 
 _LARGEST = float(np.finfo(np.float32).max)
+# Rows of a prompt whose logits exist at a time: a long prompt times a large vocabulary would be gigabytes.
+PROMPT_ROWS = 64
 
 
 def masked_token_ids(params: SamplingParams, output_token_ids: Sequence[int]) -> set[int]:
@@ -34,11 +36,19 @@ def masked_token_ids(params: SamplingParams, output_token_ids: Sequence[int]) ->
     return masked
 
 
+def unpack_bitmask(bitmask: np.ndarray, vocab_size: int) -> np.ndarray:
+    """int32 [cdiv(V, 32)] to bool [V]: bit t % 32 of word t // 32 is token t."""
+    bits = np.unpackbits(bitmask.astype("<i4").view(np.uint8), bitorder="little")  # [32 * words]
+    unpacked: np.ndarray = bits[:vocab_size].astype(bool)
+    return unpacked
+
+
 def process_logits(
     logits: np.ndarray,
     params: SamplingParams,
     prompt_token_ids: Sequence[int],
     output_token_ids: Sequence[int],
+    bitmask: np.ndarray | None = None,
 ) -> np.ndarray:
     """The logits that temperature, min_p, top-k, top-p and the draw see.
 
@@ -47,15 +57,19 @@ def process_logits(
         params: `resolved`, for bad words and end-of-sequence ids.
         prompt_token_ids: read by the repetition penalty only.
         output_token_ids: the tokens generated so far.
+        bitmask: int32 [cdiv(V, 32)], what a grammar allows; see `SchedulerOutput.grammar_bitmasks`.
 
     Returns:
         float32 [V], a copy; all minus infinity when the masks leave no token.
     """
     processed = logits.copy()  # [V]
+    if bitmask is not None:
+        processed[~unpack_bitmask(bitmask, len(logits))] = -np.inf
     if params.allowed_token_ids is not None:
         allowed = list(params.allowed_token_ids)
+        kept = processed[allowed]  # [K]
         processed[:] = -np.inf
-        processed[allowed] = logits[allowed]
+        processed[allowed] = kept
     for token_id in masked_token_ids(params, output_token_ids):
         processed[token_id] = -np.inf
     if params.logit_bias:
@@ -104,11 +118,53 @@ def top_logprobs(logits: np.ndarray, token_id: int, num_logprobs: int) -> tuple[
     Of equal logits the lower id ranks first, as everywhere.
     """
     z = logits.astype(np.float64)  # [V]
-    log_total = float(z.max() + np.log(np.exp(z - z.max()).sum()))
+    highest = z.max()
+    log_total = float(highest + np.log(np.exp(z - highest).sum()))
     rank = 1 + int((z > z[token_id]).sum() + (z[:token_id] == z[token_id]).sum())
-    best_first = np.argsort(-z, kind="stable")[:num_logprobs].tolist() if num_logprobs else []  # [k]
     ranked = [
         (token_id, rank),
-        *((other, r) for r, other in enumerate(best_first, start=1) if other != token_id),
+        *((other, r) for r, other in enumerate(_best(z, num_logprobs), start=1) if other != token_id),
     ]
     return tuple(TokenLogprob(chosen, float(z[chosen]) - log_total, r) for chosen, r in ranked)
+
+
+def _best(z: np.ndarray, k: int) -> list[int]:
+    """Ids of the k largest of z [V], the largest first and of equals the lower id, without sorting them all.
+
+    A partition finds the k-th largest value but takes any of those equal to it, so the ids are chosen by that value.
+    """
+    k = min(k, len(z))
+    if k == 0:
+        return []
+    border = np.partition(z, -k)[-k]
+    above = np.flatnonzero(z > border)  # fewer than k
+    chosen = np.concatenate([above, np.flatnonzero(z == border)[: k - len(above)]])  # [k]
+    best: list[int] = chosen[np.argsort(-z[chosen], kind="stable")].tolist()
+    return best
+
+
+def top_prompt_logprobs(
+    logits: Iterable[np.ndarray], start: int, token_ids: Sequence[int], num_logprobs: int
+) -> PromptLogprobs | None:
+    """`top_logprobs` of neighbouring tokens of a prompt.
+
+    Args:
+        logits: float32 [rows, V], part after part (see `PROMPT_ROWS`), together a row a token: the model's answer to
+            what stands before it.
+        start: position of the first of these tokens, at least 1.
+        token_ids: the tokens.
+        num_logprobs: as in `top_logprobs`.
+
+    Returns:
+        An entry a token, or None when a row holds NaN.
+    """
+    entries: list[tuple[TokenLogprob, ...]] = []
+    for part in logits:
+        if np.isnan(part).any():
+            return None
+        first = len(entries)
+        entries += [
+            top_logprobs(row, token_id, num_logprobs)
+            for row, token_id in zip(part, token_ids[first : first + len(part)], strict=True)
+        ]
+    return PromptLogprobs(start, tuple(entries))

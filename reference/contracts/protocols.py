@@ -98,7 +98,8 @@ class KVCacheManager(Protocol):
     """Owns the block tables and decides which physical blocks a request may write.
 
     Invariants (asserted by `check_integrity`): free + held + null = all blocks; no block is both free and held; a
-    block's reference count is the number of tables it stands in; a table covers the computed tokens of its request.
+    block's reference count is the number of tables it stands in; a table covers the computed tokens of its request, but
+    for entries left of the sliding window, which are 0.
     """
 
     shortage: tuple[int, int]  # blocks needed and blocks free when an allocation last could not be met
@@ -109,6 +110,9 @@ class KVCacheManager(Protocol):
 
     def get_computed_blocks(self, request: Request) -> list[int]:
         """Longest chain of cached full blocks that starts the request; at least one token is left to compute.
+
+        Empty for a request that skips reading the cache (see `SamplingParams`).
+        With a sliding window only the blocks that the first token behind them sees must be cached; the others are 0.
 
         Touches nothing: the blocks are taken by the `allocate_slots` call that gets them as `computed_blocks`.
         """
@@ -126,9 +130,9 @@ class KVCacheManager(Protocol):
         Computed are the request's own computed tokens or, if these are more, the hits in `computed_blocks` and behind
         them `num_external_tokens` from a KV connector. Of a swapped request, what the hits do not cover is swapped in.
 
-        Returns the blocks appended to the table, `computed_blocks` included, or None when there is no room; then
-        nothing has changed. Full blocks whose last token is computed by this step enter the prefix cache now, before
-        the forward pass.
+        Blocks left of the sliding window are given back first. Returns the blocks appended to the table,
+        `computed_blocks` included, or None when there is no room; then nothing else has changed. Full blocks whose last
+        token is computed by this step enter the prefix cache now, before the forward pass.
         """
         ...
 

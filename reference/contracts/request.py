@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from reference.contracts.block_hash import hash_embeds
 from reference.contracts.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     prompt_embeds: np.ndarray | None = None
+    embeds_digest: str | None = None  # of the vectors; all that the prefix cache knows of them
     grammar: Grammar | None = None  # what the output may be, and how far into it the output has come
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
@@ -87,6 +89,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.sort_key = (self.priority, self.arrival, self.request_id)
+        if self.prompt_embeds is not None and self.embeds_digest is None:
+            self.embeds_digest = hash_embeds(self.prompt_embeds)
 
     @classmethod
     def from_engine_core_request(cls, request: EngineCoreRequest) -> Request:
@@ -116,6 +120,7 @@ class Request:
             priority=self.priority,
             cache_salt=self.cache_salt,
             prompt_embeds=self.prompt_embeds,
+            embeds_digest=self.embeds_digest,
             grammar=None if self.grammar is None else self.grammar.fork(),
             num_computed_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
@@ -135,13 +140,12 @@ class Request:
     def take_drafts(self, token_ids: Sequence[int], max_total_tokens: int) -> None:
         """Drafts for the next step, as far as they can be of use.
 
-        A step gives one token more than it accepts drafts, and the last token of a sequence is not computed; behind the
-        first draft that the grammar forbids nothing can be accepted.
+        Behind the first draft that the grammar forbids nothing can be accepted.
         """
-        left = max_total_tokens - self.num_tokens
-        if self.sampling_params.max_tokens is not None:
-            left = min(left, self.sampling_params.max_tokens - self.num_output_tokens)
-        drafts = list(token_ids[: max(left - 1, 0)])
+        limit = num_useful_drafts(
+            self.sampling_params, self.num_tokens, self.num_output_tokens, max_total_tokens
+        )
+        drafts = list(token_ids[:limit])
         self.spec_token_ids = drafts[: self.grammar.count_valid(drafts)] if self.grammar else drafts
 
     @property
@@ -177,6 +181,19 @@ def child_request_id(request_id: str, index: int) -> str:
 
 def child_seed(seed: int, index: int) -> int:
     return (seed + index) % 2**64
+
+
+def num_useful_drafts(
+    params: SamplingParams, num_tokens: int, num_output_tokens: int, max_total_tokens: int
+) -> int:
+    """Drafts that a request of this length can make use of, at least 0.
+
+    A step gives one token more than it accepts drafts, and the last token of a sequence is not computed.
+    """
+    left = max_total_tokens - num_tokens
+    if params.max_tokens is not None:
+        left = min(left, params.max_tokens - num_output_tokens)
+    return max(left - 1, 0)
 
 
 def append_and_check_stop(request: Request, token_id: int, max_total_tokens: int) -> bool:

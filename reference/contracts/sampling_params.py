@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from reference.contracts.structured_outputs import StructuredOutputsParams
+
 MAX_N = 64  # sequences of one request
 MAX_LOGPROBS = 20
 GREEDY_TEMPERATURE = 1e-5  # below this, dividing the logits could overflow: the row is greedy
@@ -29,6 +31,13 @@ def _require_range(name: str, value: object, low: float, high: float) -> None:
         raise ValueError(f"{name} must be between {low:g} and {high:g}, got {value!r}.")
 
 
+def _require_num_logprobs(name: str, value: int | None) -> None:
+    if value is not None:
+        _require_int(name, value)
+        if not 0 <= value <= MAX_LOGPROBS:
+            raise ValueError(f"{name} must be from 0 to {MAX_LOGPROBS}, got {value}.")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one request.
@@ -47,6 +56,8 @@ class SamplingParams:
         bad_words: words that never appear in the output, at the start of a text or behind a space.
         logprobs: so many of the most probable tokens are reported at each position, beside the sampled one; 0 reports
             the sampled one alone, `None` none. Of the raw logits, before anything above changes them.
+        prompt_logprobs: the same for each token of the prompt but the first, which nothing stands before. Such a
+            request computes its whole prompt: it never reads the prefix cache.
         seed: 64-bit seed of the request's draws; `None` derives one from the engine's seed and the arrival number.
         max_tokens: tokens to generate at most; `None` means until the maximum length.
         min_tokens: so many tokens are generated before end-of-sequence, a stop token id or a stop string may end
@@ -56,6 +67,8 @@ class SamplingParams:
         ignore_eos: go on past end-of-sequence tokens.
         include_stop_str_in_output: keep the stop string, or the stop token, in the text.
         skip_special_tokens: leave special tokens out of the text.
+        structured_outputs: what the whole text must be: JSON of a schema, a match of a regular expression, one of some
+            choices, a sentence of a grammar.
 
     Raises:
         ValueError: a value is out of range or of the wrong type; the sentence names the parameter.
@@ -73,6 +86,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -81,6 +95,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
     _stop_token_set: frozenset[int] = field(init=False, repr=False, compare=False, default=frozenset())
     _all_stop_token_ids: frozenset[int] = field(init=False, repr=False, compare=False, default=frozenset())
     _bad_words_token_ids: tuple[tuple[int, ...], ...] = field(
@@ -102,10 +117,8 @@ class SamplingParams:
             raise ValueError(f"top_k must be -1 or 0 (off) or at least 1, got {self.top_k}.")
         self._check_penalties()
         self._check_lengths()
-        if self.logprobs is not None:
-            _require_int("logprobs", self.logprobs)
-            if not 0 <= self.logprobs <= MAX_LOGPROBS:
-                raise ValueError(f"logprobs must be from 0 to {MAX_LOGPROBS}, got {self.logprobs}.")
+        _require_num_logprobs("logprobs", self.logprobs)
+        _require_num_logprobs("prompt_logprobs", self.prompt_logprobs)
         if self.seed is not None:
             _require_int("seed", self.seed)
             if not -(2**63) <= self.seed < 2**64:
@@ -115,6 +128,10 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}.")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ValueError(
+                f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r:.100}."
+            )
 
     def _check_penalties(self) -> None:
         _require_range("min_p", self.min_p, 0, 1)
@@ -178,6 +195,13 @@ class SamplingParams:
         object.__setattr__(params, "_bad_words_token_ids", tuple(tuple(word) for word in bad_words_token_ids))
         return params
 
+    def for_drafts(self) -> SamplingParams:
+        """A copy that draws the same tokens and reports nothing about them: what a draft model guesses with."""
+        params = copy.copy(self)
+        object.__setattr__(params, "logprobs", None)
+        object.__setattr__(params, "prompt_logprobs", None)
+        return params
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` after normalisation: always a tuple."""
@@ -195,6 +219,11 @@ class SamplingParams:
         return self._bad_words_token_ids
 
     @property
+    def skip_reading_prefix_cache(self) -> bool:
+        """A token whose K and V come from the cache gives no row of logits (vLLM's name)."""
+        return self.prompt_logprobs is not None
+
+    @property
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
@@ -209,6 +238,10 @@ class SamplingParams:
 
     def is_stop_token(self, token_id: int) -> bool:
         return token_id in self._stop_token_set
+
+    def ends_output(self, token_id: int) -> bool:
+        """Whether the output ends with this token, once `resolved`: a stop token, or end-of-sequence unless ignored."""
+        return token_id in (self._stop_token_set if self.ignore_eos else self._all_stop_token_ids)
 
 
 def _normalised_bias(bias: object) -> dict[int, float]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Why a request ends with an error when its row of logits gives no token.
 NAN_LOGITS = "The model produced logits that are not a number (NaN); check the weights of this model."
-NO_TOKEN = "allowed_token_ids, bad_words and min_tokens left no token to choose from; allow more tokens."
+NO_TOKEN = "structured_outputs, allowed_token_ids, bad_words and min_tokens left no token; allow more tokens."
 
 
 class TokenLogprob(NamedTuple):

@@ -196,8 +196,8 @@ class StepTrace:
 def token_kind(request: Request, num_scheduled_tokens: int) -> TokenKind:
     """Kind of the tokens that were just scheduled: `num_computed_tokens` is already advanced by them.
 
-    `decode` computes the newest output token and nothing else; all that catches up, be it with a prompt or with the
-    output of a request that was preempted, is `prefill`. The scheduler does not know the difference.
+    `decode` computes the newest output token, with its drafts, and nothing else; all that catches up, be it with a
+    prompt or with the output of a request that was preempted, is `prefill`. The scheduler does not know the difference.
     """
     start = request.num_computed_tokens - num_scheduled_tokens
     is_decode = start >= request.num_prompt_tokens and start + 1 == request.num_tokens

@@ -168,6 +168,9 @@ class AsyncLLM:
         """
         if isinstance(prompt, str):
             prompt = {"prompt": prompt, "prompt_token_ids": await self.encode(prompt)}
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            # Compiled once more by `process`, which then finds it done.
+            await asyncio.to_thread(self.input_processor.grammars.compile, params.structured_outputs)
         self.check_health()
         collector = OutputCollector(output_kind)
         request, text = self.input_processor.process(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.cli_options import ENGINE, SAMPLING, Command, given, make_parser
+from reference.contracts.structured_outputs import StructuredOutputsParams
+from reference.frontend.cli_options import ENGINE, SAMPLING, STRUCTURED, Command, given, make_parser
 from reference.frontend.tiers import available_tiers, load_tier
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ def _sampling_options(arguments: argparse.Namespace) -> dict[str, Any]:
     options = given(arguments, SAMPLING)
     if "sampling_seed" in options:  # --seed is the engine's, as in vLLM
         options["seed"] = options.pop("sampling_seed")
+    structured = given(arguments, STRUCTURED)
+    if structured:
+        if "json_schema" in structured:  # --json is the form of the output
+            structured["json"] = structured.pop("json_schema")
+        options["structured_outputs"] = StructuredOutputsParams(**structured)
     return options
 
 

@@ -7,6 +7,7 @@ was said on the command line can be told from what was not, and wins over a work
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -22,9 +23,10 @@ from reference.frontend.server.options import add_server_options
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "sampling_seed", "max_tokens", "min_tokens", "stop",
-    "stop_token_ids", "ignore_eos",
+    "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "sampling_seed", "max_tokens",
+    "min_tokens", "stop", "stop_token_ids", "ignore_eos",
 )  # fmt: skip
+STRUCTURED = ("json_schema", "json_object", "regex", "choice", "grammar", "disable_any_whitespace")
 
 _ENVIRONMENT = """\
 environment:
@@ -182,6 +184,13 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
             type=int,
             metavar="K",
         )
+        _add(
+            group,
+            "--prompt-logprobs",
+            "with --json: the same for each token of the prompt",
+            type=int,
+            metavar="K",
+        )
     _add(group, "--sampling-seed", "seed of every prompt's draws", "from --seed", type=int, metavar="N")
     _add(group, "--max-tokens", "tokens to generate at most", defaults.max_tokens, type=int, metavar="N")
     _add(group, "--min-tokens", "tokens before which nothing ends the output", "0", type=int, metavar="N")
@@ -191,6 +200,49 @@ def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str |
         action="extend", nargs="+", type=int, metavar="ID",
     )  # fmt: skip
     _add(group, "--ignore-eos", "go on past end-of-sequence tokens", action="store_true")
+    _add_structured_outputs(group)
+
+
+def _add_structured_outputs(group: argparse._ActionsContainer) -> None:
+    """What the whole text must be; `StructuredOutputsParams` sees to it that only one is given."""
+    _add(group, "--json-schema", "write JSON of this schema", type=parse_schema, metavar="JSON|FILE")
+    _add(group, "--json-object", "write a JSON object", action="store_true")
+    _add(
+        group, "--disable-any-whitespace", "no spaces and line breaks between the parts of JSON",
+        action="store_true",
+    )  # fmt: skip
+    _add(group, "--regex", "write a match of this expression", metavar="REGEX")
+    _add(group, "--choice", "write this, or another choice; repeatable", action="append", metavar="TEXT")
+    _add(
+        group, "--grammar", "write a sentence of this grammar (Lark or GBNF)",
+        type=parse_grammar, metavar="TEXT|FILE",
+    )  # fmt: skip
+
+
+def parse_schema(text: str) -> str:
+    """A JSON schema from itself or from a file.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such file.
+    """
+    return text if text.lstrip().startswith("{") else _read(text)
+
+
+def parse_grammar(text: str) -> str:
+    """A grammar from itself or from a file; every rule has a colon, and the name of a file has none.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such file.
+    """
+    return text if ":" in text else _read(text)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"the file {name!r} cannot be read ({reason})") from None
 
 
 def _add_penalties(group: argparse._ActionsContainer) -> None:
@@ -263,6 +315,13 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
         type=parse_memory, metavar="SIZE",
     )  # fmt: skip
     add("max-model-len", "longest sequence in tokens", "the model's limit", **number)
+    add(
+        "speculative",
+        """guess tokens to check several a step: {"method": "ngram", "num_speculative_tokens": 4}, or "draft_model" """
+        "with a model",
+        type=parse_speculative,
+        metavar="JSON",
+    )
     add("seed", "gives seeds to requests that have none", "0", **number)
     add("device", "auto or cpu", metavar="NAME")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
@@ -284,6 +343,23 @@ def parse_memory(text: str) -> int:
     number, unit = match.groups()
     base = 1000 if unit.endswith("b") and "i" not in unit else 1024
     return int(float(number) * base ** ("kmg".index(unit[0]) + 1 if unit else 0))
+
+
+def parse_speculative(text: str) -> dict[str, Any]:
+    """The table of the option `speculative`; what may stand in it is checked by the engine.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no JSON object.
+    """
+    try:
+        table = json.loads(text)
+    except ValueError:
+        table = None
+    if not isinstance(table, dict):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no JSON object: write \'{{"method": "ngram", "num_speculative_tokens": 4}}\''
+        )
+    return table
 
 
 def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:

@@ -34,6 +34,8 @@ from reference.frontend.engine_core import EngineCore
 from reference.frontend.logger import logger
 from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
+from reference.frontend.structured_output import GrammarCompiler
+from reference.frontend.tokenizer import load_tokenizer
 from reference.frontend.trace_file import encode_step
 
 Receive = Callable[[bool], list[Command]]
@@ -51,8 +53,12 @@ def build_engine_core(args: EngineArgs, tier: Tier) -> tuple[EngineCore, Path]:
         raise ValueError(reason)
     path = resolve_model(args.model)
     checkpoint = load_checkpoint(path)
-    config = args.create_engine_config(checkpoint.config, tier.default_device())
-    return EngineCore(config, tier, checkpoint), path
+    draft = None if args.draft_model is None else load_checkpoint(resolve_model(args.draft_model))
+    config = args.create_engine_config(
+        checkpoint.config, tier.default_device(), None if draft is None else draft.config
+    )
+    grammars = GrammarCompiler(config.model, load_tokenizer(path))
+    return EngineCore(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
 
 
 class EngineCoreLoop:

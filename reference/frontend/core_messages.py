@@ -16,6 +16,7 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import EngineCoreOutput
+from reference.contracts.structured_outputs import StructuredOutputsParams
 
 
 class PackedRequest(msgspec.Struct, array_like=True, frozen=True):
@@ -39,11 +40,7 @@ class PackedRequest(msgspec.Struct, array_like=True, frozen=True):
         return cls(
             request_id=request.request_id,
             prompt_token_ids=list(request.prompt_token_ids),
-            params={
-                name: getattr(params, name)
-                for name, default in _PARAMS.items()
-                if getattr(params, name) != default
-            },
+            params=_pack_params(params),
             min_tokens_ids=sorted(params.all_stop_token_ids),
             bad_words_token_ids=[list(word) for word in params.bad_words_token_ids],
             seed=request.seed,
@@ -63,7 +60,7 @@ class PackedRequest(msgspec.Struct, array_like=True, frozen=True):
         return EngineCoreRequest(
             request_id=self.request_id,
             prompt_token_ids=tuple(self.prompt_token_ids),
-            sampling_params=SamplingParams(**self.params).resolved(
+            sampling_params=_unpack_params(self.params).resolved(
                 self.min_tokens_ids, self.bad_words_token_ids
             ),
             seed=self.seed,
@@ -78,6 +75,22 @@ class PackedRequest(msgspec.Struct, array_like=True, frozen=True):
 _PARAMS = {
     field.name: getattr(SamplingParams(), field.name) for field in fields(SamplingParams) if field.init
 }
+
+
+def _pack_params(params: SamplingParams) -> dict[str, Any]:
+    changed = {
+        name: getattr(params, name) for name, default in _PARAMS.items() if getattr(params, name) != default
+    }
+    if params.structured_outputs is not None:
+        changed["structured_outputs"] = params.structured_outputs.to_json()
+    return changed
+
+
+def _unpack_params(changed: dict[str, Any]) -> SamplingParams:
+    structured = changed.get("structured_outputs")
+    if structured is not None:
+        changed = changed | {"structured_outputs": StructuredOutputsParams.from_json(structured)}
+    return SamplingParams(**changed)
 
 
 class CoreStats(msgspec.Struct, array_like=True, frozen=True):

@@ -12,7 +12,7 @@ of the schedule, because from then on the two runs are different workloads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,14 @@ class DiffReport:
         return self.divergence is None
 
 
+class _Draw(NamedTuple):
+    """A sampled token and what it was chosen by."""
+
+    token_id: int
+    logits: np.ndarray  # float32 [V]
+    bitmask: np.ndarray | None  # int32 [cdiv(V, 32)], of a request with a grammar
+
+
 class _Side:
     """One tier's engine, with what its last step left: a trace, and each sampled token with its logits."""
 
@@ -76,27 +84,33 @@ class _Side:
         self.run = WorkloadRun(self.engine, workload)
         self.admissions: dict[str, NewRequestData] = {}  # the last of each request
         self.outputs: dict[str, list[int]] = {}
-        # (request, output position) -> token, logits [V]; taken out once the other side has it too
-        self.unmatched: dict[tuple[str, int], tuple[int, np.ndarray]] = {}
+        # (request, output position) -> the draw; taken out once the other side has it too
+        self.unmatched: dict[tuple[str, int], _Draw] = {}
         self.trace: StepTrace | None = None  # of the last step; None when the engine had nothing to do
 
     def _on_step(self, schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
         for new in schedule.scheduled_new_reqs:
             self.admissions[new.request_id] = new
         logits = output.logits or {}
-        for request_id, (token_id,) in output.sampled_token_ids.items():
-            self._add(request_id, token_id, logits[request_id])
+        bitmasks = schedule.grammar_bitmasks
+        for request_id, token_ids in output.sampled_token_ids.items():
+            for j, (token_id, row) in enumerate(zip(token_ids, logits[request_id], strict=True)):
+                bitmask = bitmasks[request_id][j] if request_id in bitmasks else None
+                self._add(request_id, _Draw(token_id, row, bitmask))
         for request_id, token_ids in output.sibling_token_ids.items():
             for index, token_id in enumerate(token_ids, start=1):
                 parent, sibling_id = self.admissions[request_id], child_request_id(request_id, index)
                 seed = child_seed(parent.seed, index)
                 self.admissions[sibling_id] = replace(parent, request_id=sibling_id, seed=seed)
-                self._add(sibling_id, token_id, logits[request_id])
+                bitmask = bitmasks[request_id][0] if request_id in bitmasks else None
+                self._add(
+                    sibling_id, _Draw(token_id, logits[request_id][0], bitmask)
+                )  # they are drawn from one row
 
-    def _add(self, request_id: str, token_id: int, logits: np.ndarray) -> None:
+    def _add(self, request_id: str, draw: _Draw) -> None:
         output = self.outputs.setdefault(request_id, [])
-        self.unmatched[request_id, len(output)] = (token_id, logits)
-        output.append(token_id)
+        self.unmatched[request_id, len(output)] = draw
+        output.append(draw.token_id)
 
     def step(self) -> None:
         traces = self.engine.engine_core.traces
@@ -206,32 +220,31 @@ class _Comparison:
         mine, theirs = (side.unmatched for side in self.sides)
         for key in [key for key in mine if key in theirs]:
             request_id, position = key
-            (first, logits), (second, other_logits) = mine.pop(key), theirs.pop(key)
+            draw, other = mine.pop(key), theirs.pop(key)
             if request_id in self.dropped:
                 continue
             self.report.num_tokens += 1
-            if first != second:
-                decision = self._decision(request_id, position, logits, other_logits)
-                self._record(number, f"token {position}", (first, second), request_id, decision)
+            if draw.token_id != other.token_id:
+                decision = self._decision(request_id, position, draw, other)
+                tokens = (draw.token_id, other.token_id)
+                self._record(number, f"token {position}", tokens, request_id, decision)
         if not self.dropped:
             for request_id, position in (*mine, *theirs):
                 sampled = tuple((request_id, position) in side.unmatched for side in self.sides)
                 self._record(number, f"token {position} was sampled", (sampled[0], sampled[1]), request_id)
                 return
 
-    def _decision(
-        self, request_id: str, position: int, logits: np.ndarray, other_logits: np.ndarray
-    ) -> Decision:
+    def _decision(self, request_id: str, position: int, draw: _Draw, other: _Draw) -> Decision:
         side = self.sides[0]
         admitted, output = side.admissions[request_id], side.outputs[request_id][:position]
         params, prompt = admitted.sampling_params, admitted.token_ids[: admitted.num_prompt_tokens]
-        noise = gumbel_noise(admitted.seed, position, len(logits))  # [V]
-        processed = process_logits(logits, params, prompt, output)  # [V]
+        noise = gumbel_noise(admitted.seed, position, len(draw.logits))  # [V]
+        processed = process_logits(draw.logits, params, prompt, output, draw.bitmask)  # [V]
         return Decision(
             margin=decision_margin(
                 processed, params.temperature, params.top_k, params.top_p, noise, params.min_p
             ),
-            logit_gap=float(np.abs(logits - other_logits).max()),
+            logit_gap=float(np.abs(draw.logits - other.logits).max()),
         )
 
     def compare_ends(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 from reference.contracts.config import (
     CacheConfig,
@@ -12,8 +13,10 @@ from reference.contracts.config import (
     PreemptionMode,
     SchedulerConfig,
     SchedulingPolicy,
+    SpeculativeConfig,
     cdiv,
 )
+from reference.frontend.speculative import SpeculativeArgs
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_KV_CACHE_MEMORY = 512 * 1024**2  # bytes
@@ -41,6 +44,10 @@ class EngineArgs:
             need less.
         max_model_len: longest sequence in tokens; the model's own limit unless given.
         seed: from which requests without a seed get theirs.
+        speculative: who guesses tokens that the model then checks several of in one step, as a table:
+            `{"method": "ngram", "num_speculative_tokens": 4}` or
+            `{"method": "draft_model", "model": "...", "num_speculative_tokens": 4}`; its other keys are those of
+            `SpeculativeArgs`.
         device: "auto" or "cpu".
         trace: record a StepTrace for every step.
         keep_logits: keep the logits each token was drawn from (for comparing tiers).
@@ -64,6 +71,7 @@ class EngineArgs:
     kv_cache_memory: int | None = None
     max_model_len: int | None = None
     seed: int = 0
+    speculative: Mapping[str, Any] | None = field(default=None, hash=False)
     device: str = "auto"
     trace: bool = False
     keep_logits: bool = False
@@ -97,8 +105,18 @@ class EngineArgs:
                 "num_blocks and kv_cache_memory both set the size of the pool; give only one of them."
             )
 
-    def create_engine_config(self, model: ModelConfig, default_device: str) -> EngineConfig:
-        """Replace every "unless given" by a number.
+        if self.speculative is not None:
+            SpeculativeArgs.parse(self.speculative)
+
+    @property
+    def draft_model(self) -> str | None:
+        """Name or path of the draft model, if `speculative` asks for one."""
+        return None if self.speculative is None else SpeculativeArgs.parse(self.speculative).model
+
+    def create_engine_config(
+        self, model: ModelConfig, default_device: str, draft_model: ModelConfig | None = None
+    ) -> EngineConfig:
+        """Replace every "unless given" by a number. `draft_model` is the config of the model of that name.
 
         Raises:
             ValueError: the options contradict each other or the model.
@@ -114,7 +132,7 @@ class EngineArgs:
                 f"Without chunked prefill a prompt must fit into one step: raise max_num_batched_tokens "
                 f"({self.max_num_batched_tokens}) to max_model_len ({max_model_len}), or lower the latter."
             )
-        num_blocks = self._num_blocks(model, max_model_len)
+        num_blocks = self._num_blocks(model, max_model_len, self.num_blocks, self.kv_cache_memory)
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -122,6 +140,7 @@ class EngineArgs:
                 num_blocks,
                 self.enable_prefix_caching,
                 num_host_blocks=self._num_host_blocks(model, num_blocks),
+                sliding_window=model.sliding_window,
             ),
             scheduler=SchedulerConfig(
                 max_model_len=max_model_len,
@@ -134,22 +153,44 @@ class EngineArgs:
                 max_num_partial_prefills=self.max_num_partial_prefills,
             ),
             seed=self.seed,
+            speculative=self._speculative_config(draft_model, max_model_len),
             device=default_device if self.device == "auto" else self.device,
             trace=self.trace,
             keep_logits=self.keep_logits,
         )
 
-    def _num_blocks(self, model: ModelConfig, max_model_len: int) -> int:
-        if self.num_blocks is not None:
-            return self.num_blocks
+    def _speculative_config(
+        self, draft_model: ModelConfig | None, max_model_len: int
+    ) -> SpeculativeConfig | None:
+        if self.speculative is None:
+            return None
+        args = SpeculativeArgs.parse(self.speculative)
+        num_blocks = 0
+        if draft_model is not None:
+            num_blocks = self._num_blocks(draft_model, max_model_len, args.num_blocks, args.kv_cache_memory)
+        return SpeculativeConfig(
+            method=args.method,
+            num_speculative_tokens=args.num_speculative_tokens,
+            prompt_lookup_min=args.prompt_lookup_min,
+            prompt_lookup_max=args.prompt_lookup_max,
+            draft_model=draft_model,
+            num_draft_blocks=num_blocks,
+        )
+
+    def _num_blocks(
+        self, model: ModelConfig, max_model_len: int, num_blocks: int | None, kv_cache_memory: int | None
+    ) -> int:
+        """Blocks of the model's pool, by number, by memory, or by what can be of use."""
+        if num_blocks is not None:
+            return num_blocks
         block_bytes = model.kv_bytes_per_token() * self.block_size
-        memory = DEFAULT_KV_CACHE_MEMORY if self.kv_cache_memory is None else self.kv_cache_memory
+        memory = DEFAULT_KV_CACHE_MEMORY if kv_cache_memory is None else kv_cache_memory
         if memory < 2 * block_bytes:  # the null block and one to use
             raise ValueError(
                 f"kv_cache_memory ({memory} bytes) holds fewer than two blocks of {block_bytes} bytes; raise it or "
                 f"lower block_size."
             )
-        if self.kv_cache_memory is not None:
+        if kv_cache_memory is not None:
             return memory // block_bytes
         # A tiny model would get hundreds of thousands of blocks, of which running requests can hold but a few.
         return min(memory // block_bytes, self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1)

@@ -20,6 +20,7 @@ from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, Sc
 from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
 from reference.frontend.logger import logger
 from reference.frontend.metrics import EngineMetrics
+from reference.frontend.structured_output import GrammarCompiler
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
 
@@ -42,24 +43,44 @@ class EngineCore:
         tier: the implementation.
         checkpoint: the weights.
         on_step: called after each forward pass with what was scheduled and what came out.
+        draft_checkpoint: the weights of the draft model, where the config has one.
+        grammars: compiles `structured_outputs`; without it they are refused.
     """
 
     def __init__(
-        self, config: EngineConfig, tier: Tier, checkpoint: Checkpoint, on_step: OnStep | None = None
+        self,
+        config: EngineConfig,
+        tier: Tier,
+        checkpoint: Checkpoint,
+        on_step: OnStep | None = None,
+        draft_checkpoint: Checkpoint | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.config = config
+        self.grammars = grammars
         self.tier_name = tier.name
         # The KV cache first: a pool that does not fit into memory is refused before its blocks are counted out.
-        self.executor: Executor = UniProcExecutor(tier.make_model_runner(config, checkpoint))
+        self.executor: Executor = UniProcExecutor(
+            tier.make_model_runner(config, checkpoint, draft_checkpoint)
+        )
         self.scheduler = tier.make_scheduler(config)
         self.on_step = on_step
-        self.metrics = EngineMetrics(self.scheduler, config.cache.enable_prefix_caching)
+        num_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
+        self.metrics = EngineMetrics(
+            self.scheduler, config.cache.enable_prefix_caching, num_drafts=num_drafts
+        )
         self.traces: list[StepTrace] = []
         self.made_at = time.perf_counter()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is taken."""
-        self.scheduler.add_request(Request.from_engine_core_request(request))
+        state = Request.from_engine_core_request(request)
+        structured = request.sampling_params.structured_outputs
+        if structured is not None:
+            if self.grammars is None:
+                raise ValueError("This engine core has no compiler for structured_outputs; leave them out.")
+            state.grammar = self.grammars.compile(structured)
+        self.scheduler.add_request(state)
         self.metrics.request_added(request.request_id)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -74,7 +95,7 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill.
+        """Run one step; empty when there is nothing to do, or when every request is in mid-prefill and unscored.
 
         An exception in the forward pass ends the requests of this step with `error`. An interrupt (Ctrl-C) does the
         same and goes on to the caller, who aborts them to get their last outputs; the engine stays usable.
@@ -104,6 +125,7 @@ class EngineCore:
                     self.on_step(schedule, output)
             finally:  # an observer that raises must not leave the step half taken in
                 news = self.scheduler.update_from_output(schedule, output)
+        self.metrics.drafts_checked(schedule.scheduled_spec_decode_tokens, output.sampled_token_ids)
         self.metrics.step_finished(news)
         if trace is not None:
             self.traces.append(

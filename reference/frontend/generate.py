@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from reference.contracts.protocols import Tier
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
-from reference.frontend.outputs import CompletionOutput, RequestOutput
+from reference.frontend.outputs import Logprob, RequestOutput
 from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun
 
 
@@ -59,7 +59,7 @@ def to_json_line(output: RequestOutput) -> str:
             "token_ids": completion.token_ids,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
-            "logprobs": _logprobs(completion),
+            "logprobs": _as_lists(completion.logprobs),
         }
         for completion in output.outputs
     ]
@@ -67,19 +67,24 @@ def to_json_line(output: RequestOutput) -> str:
         "request_id": output.request_id,
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,
+        "prompt_logprobs": _as_lists(output.prompt_logprobs),
         "outputs": outputs,
         "metrics": vars(output.metrics),
     }
     return json.dumps(line, ensure_ascii=False)
 
 
-def _logprobs(completion: CompletionOutput) -> list[list[dict[str, object]]] | None:
-    """One list a token: the sampled one first, then by rank."""
-    if completion.logprobs is None:
+def _as_lists(
+    tables: Sequence[dict[int, Logprob] | None] | None,
+) -> list[list[dict[str, object]] | None] | None:
+    """One list a token: the token itself first, then by rank; null for the first token of a prompt."""
+    if tables is None:
         return None
     return [
-        [{"token_id": token_id, **vars(logprob)} for token_id, logprob in table.items()]
-        for table in completion.logprobs
+        None
+        if table is None
+        else [{"token_id": token_id, **vars(logprob)} for token_id, logprob in table.items()]
+        for table in tables
     ]
 
 

@@ -131,14 +131,17 @@ def _config(metadata: Mapping[str, Any], tensors: Sequence[ReaderTensor]) -> dic
     hidden = _required(metadata, f"{architecture}.embedding_length")
     head_dim = own.get("attention.key_length", hidden // heads)
     context = _required(metadata, f"{architecture}.context_length")
-    _refuse_unsupported(own, names, head_dim, context)
+    _refuse_unsupported(own, names, head_dim)
     embedding = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     if embedding is None:
         raise ModelError("the GGUF file lacks the tensor 'token_embd.weight'.")
     # A chat model may end its turn (eot) with another token than a text (eos).
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    window = own.get("attention.sliding_window") or context  # 0 is none
+    # A Llama with a window is what Hugging Face calls a Mistral; llama.cpp has one name for both.
+    is_mistral = architecture == "llama" and window < context
     return {
-        "architectures": [_ARCHITECTURES[architecture]],
+        "architectures": ["MistralForCausalLM" if is_mistral else _ARCHITECTURES[architecture]],
         "model_type": architecture,
         "vocab_size": int(embedding.shape[1]),  # GGUF counts the innermost dimension first
         "hidden_size": hidden,
@@ -153,17 +156,21 @@ def _config(metadata: Mapping[str, Any], tensors: Sequence[ReaderTensor]) -> dic
         "rope_scaling": _rope_scaling(own),
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,
+        "sliding_window": window,
+        "use_sliding_window": window < context,
+        "max_window_layers": 0,  # the window holds for all layers from this one on
         "tie_word_embeddings": "output.weight" not in names,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
     }
 
 
-def _refuse_unsupported(own: Mapping[str, Any], names: set[str], head_dim: int, context: int) -> None:
-    window = own.get("attention.sliding_window") or context
+def _refuse_unsupported(own: Mapping[str, Any], names: set[str], head_dim: int) -> None:
     unsupported = {
         "rotary embedding of only a part of each head": own.get("rope.dimension_count", head_dim) != head_dim,
-        "sliding-window attention": window < context,
+        "sliding-window attention in some layers and full attention in others": (
+            "attention.sliding_window_pattern" in own
+        ),
         # Llama 3.1 and later: the file holds only what its scaling comes to, as numbers to divide by.
         "rope scaling by a table (rope_freqs.weight; the Hugging Face folder says it in a form that is supported)": (
             "rope_freqs.weight" in names

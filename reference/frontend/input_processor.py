@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from reference.contracts.config import EngineConfig
-from reference.contracts.logits import masked_token_ids
+from reference.contracts.logits import masked_token_ids, unpack_bitmask
 from reference.contracts.noise import derive_seed
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.structured_output import GrammarCompiler
 
 if TYPE_CHECKING:
     from reference.frontend.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+
+
+class _Parsed(NamedTuple):
+    """A prompt of any accepted form."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    embeds: np.ndarray | None  # float32 [P, C]; the token ids then only hold the places
+    salt: object
 
 
 class InputProcessor:
     """Checks and tokenizes prompts. Everything it refuses is a ValueError of one sentence, and it keeps no state."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: EngineConfig, tokenizer: Tokenizer, grammars: GrammarCompiler | None = None
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.grammars = grammars or GrammarCompiler(config.model, tokenizer)
 
     def process(
         self,
@@ -41,6 +56,8 @@ class InputProcessor:
         Args:
             request_id: names the request in all later calls.
             prompt: text, token ids, or a dict with either; a dict with both takes the ids, and the text is for display.
+                Or a dict with `prompt_embeds`, an array [P, hidden size] of vectors in place of the tokens'; it is
+                copied, and a text beside it is for display.
             params: what to generate.
             arrival_number: how many requests the engine accepted before; gives the order, and the seed if
                 `params` has none.
@@ -59,9 +76,11 @@ class InputProcessor:
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}.")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be an integer, got {priority!r:.100}.")
-        text, token_ids, salt = self._parse(prompt)
+        text, token_ids, embeds, salt = self._parse(prompt)
         if salt is not None and cache_salt is not None:
             raise ValueError("cache_salt is given twice, in the prompt and beside it; give only one.")
+        if embeds is not None and params.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs needs a prompt of tokens; leave it out with prompt_embeds.")
         params = self._resolve(params)
         seed = derive_seed(self.config.seed, arrival_number) if params.seed is None else params.seed % 2**64
         request = EngineCoreRequest(
@@ -73,6 +92,7 @@ class InputProcessor:
             eos_token_ids=frozenset(self.config.model.eos_token_ids),
             priority=priority,
             cache_salt=_check_salt(salt if cache_salt is None else cache_salt),
+            prompt_embeds=embeds,
         )
         return request, text
 
@@ -87,10 +107,15 @@ class InputProcessor:
         params = params.resolved(self.config.model.eos_token_ids, words)
         vocab_size = self.config.model.vocab_size
         allowed = range(vocab_size) if params.allowed_token_ids is None else set(params.allowed_token_ids)
+        if params.structured_outputs is not None:
+            bitmask = self.grammars.compile(params.structured_outputs).bitmask(())[0]
+            allowed = set(np.flatnonzero(unpack_bitmask(bitmask, vocab_size)).tolist()).intersection(allowed)
         masked = masked_token_ids(params, ())  # more can only come from the tail of a bad word
         if all(token_id in masked for token_id in allowed):
+            also = "" if params.structured_outputs is None else "structured_outputs, "
             raise ValueError(
-                "allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more tokens."
+                f"{also}allowed_token_ids, bad_words and min_tokens together leave no token to generate; allow more "
+                f"tokens."
             )
         return params
 
@@ -100,8 +125,7 @@ class InputProcessor:
         spellings = [tuple(self.tokenizer.encode_word(text)) for text in (word, f" {word}")]
         return [ids for ids in dict.fromkeys(spellings) if ids]
 
-    def _parse(self, prompt: Prompt) -> tuple[str | None, Sequence[int], str | None]:
-        """(text, token ids, salt) of any accepted form."""
+    def _parse(self, prompt: Prompt) -> _Parsed:
         if isinstance(prompt, str):
             prompt = {"prompt": prompt}
         elif isinstance(prompt, list | tuple):
@@ -115,16 +139,23 @@ class InputProcessor:
             raise ValueError(
                 f"Unknown key {unknown[0]!r:.100} in a prompt; known are {', '.join(PROMPT_KEYS)}."
             )
-        text, token_ids, salt = (prompt.get(key) for key in PROMPT_KEYS)  # null means absent
+        text, token_ids, embeds, salt = (prompt.get(key) for key in PROMPT_KEYS)  # null means absent
         if text is not None:
             text = _check_text("The prompt", text)
+        if embeds is not None:
+            if token_ids is not None:
+                raise ValueError(
+                    "A prompt has 'prompt_token_ids' or 'prompt_embeds', not both; give only one."
+                )
+            embeds = _as_embeds(embeds, self.config.model.hidden_size)
+            return _Parsed(text, [0] * len(embeds), embeds, salt)
         if token_ids is None:
             if text is None:
-                raise ValueError("A prompt needs 'prompt' (text) or 'prompt_token_ids'.")
+                raise ValueError("A prompt needs 'prompt' (text), 'prompt_token_ids' or 'prompt_embeds'.")
             token_ids = self.tokenizer.encode(text)
         elif not isinstance(token_ids, list | tuple):
             raise ValueError(f"prompt_token_ids must be a list of integers, got {type(token_ids).__name__}.")
-        return text, token_ids, salt
+        return _Parsed(text, token_ids, None, salt)
 
     def check_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The prompt as it is. Raises ValueError when it is empty, too long, or holds ids outside the vocabulary."""
@@ -149,6 +180,36 @@ class InputProcessor:
                 raise ValueError(
                     f"Token id {token_id} in {where} is outside the vocabulary of {vocab_size} tokens."
                 )
+
+
+def _as_embeds(value: Any, hidden_size: int) -> np.ndarray:
+    """Any floating-point array [P, hidden size] as float32 of our own: the caller may do with theirs what they like."""
+    if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
+        raise ValueError(
+            f"prompt_embeds must be an array of NumPy, torch or the like, got {type(value).__name__}; pass one of "
+            f"shape [tokens, {hidden_size}]."
+        )
+    if callable(getattr(value, "detach", None)):
+        value = value.detach()  # a tensor on its way to a gradient is not given out otherwise
+    try:
+        array = np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
+    except Exception as error:  # somebody else's code: it may raise anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"prompt_embeds cannot be read ({reason:.200}); pass a float32 array that is in the CPU's memory."
+        ) from error
+    if not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"prompt_embeds must be floating-point numbers, got {array.dtype}; pass float32.")
+    if array.ndim != 2 or array.shape[1] != hidden_size:
+        raise ValueError(
+            f"prompt_embeds must have the shape [tokens, {hidden_size}] (the model's hidden size), got "
+            f"{list(array.shape)}."
+        )
+    with np.errstate(over="ignore"):
+        embeds = np.array(array, dtype=np.float32, order="C")  # [P, C], a copy
+    if not np.isfinite(embeds).all():
+        raise ValueError("prompt_embeds must be finite numbers in float32; remove NaN and infinity.")
+    return embeds
 
 
 def _check_salt(salt: object) -> str | None:

@@ -74,8 +74,11 @@ class LLM:
         """Generate for one prompt or many.
 
         Args:
-            prompts: text, token ids, `{"prompt": ...}` or `{"prompt_token_ids": ...}`, or a list of such.
-            sampling_params: one for all prompts, or one for each.
+            prompts: text, token ids, `{"prompt": ...}`, `{"prompt_token_ids": ...}` or `{"prompt_embeds": ...}`, or a
+                list of such. Embeddings are vectors [P, hidden size] in place of tokens, in any array with `__array__`
+                or `__dlpack__`.
+            sampling_params: one for all prompts, or one for each. With `structured_outputs` the text of each output is
+                JSON of a schema, a match of a regular expression, one of some choices, a sentence of a grammar.
             use_tqdm: show a progress bar on stderr.
 
         Returns:

@@ -18,6 +18,7 @@ from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
+from reference.frontend.structured_output import GrammarCompiler
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -30,6 +31,7 @@ class LLMEngine:
         checkpoint: the weights.
         tokenizer: the model's tokenizer.
         on_step: see `EngineCore`.
+        draft_checkpoint: the weights of the draft model, where the config has one.
 
     Attributes:
         metrics: what the engine has done so far; `metrics.snapshot()` gives the figures.
@@ -43,12 +45,14 @@ class LLMEngine:
         checkpoint: Checkpoint,
         tokenizer: Tokenizer,
         on_step: OnStep | None = None,
+        draft_checkpoint: Checkpoint | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.engine_core = EngineCore(config, tier, checkpoint, on_step)
+        grammars = GrammarCompiler(config.model, tokenizer)
+        self.engine_core = EngineCore(config, tier, checkpoint, on_step, draft_checkpoint, grammars)
         self.client: EngineCoreClient = InprocClient(self.engine_core)
-        self.input_processor = InputProcessor(config, tokenizer)
+        self.input_processor = InputProcessor(config, tokenizer, grammars)
         self.output_processor = OutputProcessor(tokenizer)
         self.num_arrivals = 0
         self.metrics = self.engine_core.metrics
@@ -69,8 +73,11 @@ class LLMEngine:
             raise ValueError(reason)
         path = resolve_model(args.model)
         checkpoint = load_checkpoint(path)
-        config = args.create_engine_config(checkpoint.config, tier.default_device())
-        engine = cls(config, tier, checkpoint, load_tokenizer(path), on_step)
+        draft = None if args.draft_model is None else load_checkpoint(resolve_model(args.draft_model))
+        config = args.create_engine_config(
+            checkpoint.config, tier.default_device(), None if draft is None else draft.config
+        )
+        engine = cls(config, tier, checkpoint, load_tokenizer(path), on_step, draft)
         logger.info("%s on the %s tier. %s", args.model, tier.name, describe(config))
         return engine
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reference.contracts.protocols import Scheduler
@@ -97,6 +97,30 @@ class Durations:
         return DurationSummary(self.count, self.total, percentile(50), percentile(99))
 
 
+@dataclass
+class DraftMetrics:
+    """What became of the drafts (vLLM's `SpecDecodingStats`). A verification checks all drafts of one request.
+
+    `accepted_per_position[j]` counts the verifications that accepted draft j, and with it all before.
+    """
+
+    accepted_per_position: list[int]
+    num_verifications: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def observe(self, draft_token_ids: Sequence[int], sampled_token_ids: Sequence[int]) -> None:
+        """The last of the sampled tokens is the model's own; without any, nothing was verified."""
+        if not draft_token_ids or not sampled_token_ids:
+            return
+        num_accepted = len(sampled_token_ids) - 1
+        self.num_verifications += 1
+        self.num_draft_tokens += len(draft_token_ids)
+        self.num_accepted_tokens += num_accepted
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
+
+
 @dataclass(frozen=True)
 class Metrics:
     """State of an engine at one moment. Tokens unless said otherwise."""
@@ -116,12 +140,26 @@ class Metrics:
     num_swapped_out_blocks: int  # to the host pool, in preemption mode "swap"
     num_swapped_in_blocks: int  # and back: fewer, if the prefix cache still had some of them
     num_block_copies: int  # copies-on-write
+    num_drafts: int  # times that the drafts of a request were checked
+    num_draft_tokens: int  # that were checked
+    num_accepted_tokens: int  # of these
+    num_accepted_tokens_per_position: tuple[int, ...]  # by place among the drafts of a step
     prompt_tokens: int  # of the requests that were admitted
     generation_tokens: int
     requests_finished: dict[str, int]  # by finish reason
     queue_time: DurationSummary  # from arrival to the first admission
     time_to_first_token: DurationSummary  # from arrival, of the finished requests
     inter_token_latency: DurationSummary  # mean of each request that ended with its second or a later token
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted drafts as a share of those that were checked, 0 to 1."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a verification gives: the accepted drafts, and the model's own."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
 
 class EngineMetrics:
@@ -131,6 +169,7 @@ class EngineMetrics:
         scheduler: asked for its state by `snapshot` only.
         enable_prefix_caching: a cache that is off is asked for nothing.
         clock: seconds, for queue times.
+        num_drafts: drafts a request may have in a step; 0 without speculation.
     """
 
     def __init__(
@@ -138,8 +177,10 @@ class EngineMetrics:
         scheduler: Scheduler,
         enable_prefix_caching: bool = True,
         clock: Callable[[], float] = time.perf_counter,
+        num_drafts: int = 0,
     ) -> None:
         self.scheduler = scheduler
+        self.drafts = DraftMetrics([0] * num_drafts)
         self.enable_prefix_caching = enable_prefix_caching
         self.clock = clock
         self.prefix_cache = PrefixCacheMetrics()
@@ -175,9 +216,15 @@ class EngineMetrics:
             if arrived is not None:
                 self.queue_time.observe(self.clock() - arrived)
                 self.prompt_tokens += new.num_prompt_tokens
-            if self.enable_prefix_caching:
+            if self.enable_prefix_caching and not new.sampling_params.skip_reading_prefix_cache:
                 cache = self.resumed_prefix_cache if arrived is None else self.prefix_cache
                 cache.observe(len(new.token_ids), new.num_cached_tokens)
+
+    def drafts_checked(
+        self, drafts: Mapping[str, Sequence[int]], sampled_token_ids: Mapping[str, Sequence[int]]
+    ) -> None:
+        for request_id, token_ids in drafts.items():
+            self.drafts.observe(token_ids, sampled_token_ids.get(request_id, ()))
 
     def step_finished(self, news: Iterable[EngineCoreOutput]) -> None:
         self.generation_tokens += sum([len(item.new_token_ids) for item in news])
@@ -213,6 +260,10 @@ class EngineMetrics:
             num_swapped_out_blocks=self.num_swapped_out_blocks,
             num_swapped_in_blocks=self.num_swapped_in_blocks,
             num_block_copies=self.num_block_copies,
+            num_drafts=self.drafts.num_verifications,
+            num_draft_tokens=self.drafts.num_draft_tokens,
+            num_accepted_tokens=self.drafts.num_accepted_tokens,
+            num_accepted_tokens_per_position=tuple(self.drafts.accepted_per_position),
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             requests_finished=dict(self.requests_finished),
@@ -241,9 +292,21 @@ class StatLogger:
         if elapsed < LOG_INTERVAL_S:
             return
         now = self.metrics.snapshot()
-        logger.info(
+        line = (
             "Prompt %.1f tokens/s, generation %.1f tokens/s, running %d requests, waiting %d, KV cache %.1f%% used, "
-            "prefix cache hit rate %.1f%%, %d preemptions.",
+            "prefix cache hit rate %.1f%%, %d preemptions."
+        )
+        speculation: tuple[float, ...] = ()
+        if self.metrics.drafts.accepted_per_position:
+            line += " Drafts %d, accepted %d (%.1f%%), %.2f tokens a verification."
+            speculation = (
+                now.num_draft_tokens,
+                now.num_accepted_tokens,
+                100 * now.draft_acceptance_rate,
+                now.mean_acceptance_length,
+            )
+        logger.info(
+            line,
             (now.prompt_tokens - self.prompt_tokens) / elapsed,
             (now.generation_tokens - self.generation_tokens) / elapsed,
             now.num_requests_running,
@@ -251,5 +314,6 @@ class StatLogger:
             100 * now.kv_cache_usage,
             100 * now.prefix_cache_hit_rate,
             now.num_preemptions,
+            *speculation,
         )
         self.restart()

@@ -30,9 +30,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "sliding_window": 4096,
     },
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
-    "Qwen3ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
+    "Qwen2ForCausalLM": {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "Qwen3ForCausalLM": {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
 }
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
 
 
 def parse_model_config(raw: Mapping[str, Any], raw_generation: Mapping[str, Any]) -> ModelConfig:
@@ -62,7 +74,7 @@ def _llama_config(
     max_position = _integer(raw, "max_position_embeddings")
     rope = _rope_parameters(raw)
     scaling, max_position = _rope_scaling(rope, max_position)
-    _refuse_unsupported(raw, max_position)
+    _refuse_unsupported(raw)
     is_qwen2 = architecture == "Qwen2ForCausalLM"
     has_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(raw.get("attention_bias"))
     return ModelConfig(
@@ -85,6 +97,7 @@ def _llama_config(
         o_proj_bias=has_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
         qk_norm=architecture == "Qwen3ForCausalLM",
+        sliding_window=_sliding_window(raw, max_position),
     )
 
 
@@ -125,13 +138,12 @@ def _gpt2_config(
     )
 
 
-def _refuse_unsupported(raw: Mapping[str, Any], max_position: int) -> None:
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     activation = raw.get("hidden_act") or "silu"
     _refuse(
         {
             f"the activation {activation!r:.50}": activation != "silu",
             "quantised weights (quantization_config)": raw.get("quantization_config"),
-            "sliding-window attention": _has_sliding_window(raw, max_position),
         }
     )
 
@@ -143,23 +155,44 @@ def _refuse(unsupported: Mapping[str, Any]) -> None:
             raise ValueError(f"the model needs {what}, which is not supported.")
 
 
-def _has_sliding_window(raw: Mapping[str, Any], max_position: int) -> bool:
-    """Whether some layer looks back less far than a sequence can be long.
+def _sliding_window(raw: Mapping[str, Any], max_position: int) -> int | None:
+    """How many tokens every layer sees, the newest included; None if that hides nothing from any sequence.
 
-    Mistral's window holds for all layers. Qwen's is off unless `use_sliding_window`, and then holds for the layers from
-    `max_window_layers` on, or for those that `layer_types` names.
+    Mistral's window holds for all layers, Qwen's only with `use_sliding_window`. A window of some layers alone is
+    refused: the others need every block, so that none could be given back.
     """
+    architecture = raw["architectures"][0]
+    is_on = architecture == "MistralForCausalLM" or (
+        architecture.startswith("Qwen") and bool(raw.get("use_sliding_window"))
+    )
+    window = _integer(raw, "sliding_window") if is_on and raw.get("sliding_window") is not None else None
+    kinds = _layer_kinds(raw, window is not None)
+    if window is None:
+        if _SLIDING in kinds:
+            raise ValueError("layer_types names 'sliding_attention', but the config switches no window on.")
+        return None
+    if window >= max_position or kinds == {_FULL}:
+        return None
+    _refuse({"sliding-window attention in some layers and full attention in others": _FULL in kinds})
+    return window
+
+
+def _layer_kinds(raw: Mapping[str, Any], has_window: bool) -> set[str]:
+    """The types of attention that the layers have between them."""
     layer_types = raw.get("layer_types") or ()
-    if not isinstance(layer_types, list | tuple) or any(kind != "full_attention" for kind in layer_types):
-        return True
-    if raw.get("sliding_window") is None or _integer(raw, "sliding_window") >= max_position:
-        return False
+    if not isinstance(layer_types, list | tuple) or any(k not in (_FULL, _SLIDING) for k in layer_types):
+        raise ValueError(f"the model needs layers of the types {layer_types!r:.100}, which is not supported.")
     if raw["architectures"][0] == "MistralForCausalLM":
-        return True
-    if not raw.get("use_sliding_window") or layer_types:
-        return False
-    first = raw.get("max_window_layers", 28)
-    return not isinstance(first, int) or first < _integer(raw, "num_hidden_layers")
+        # Its code has the window in every layer: a list that says otherwise is a contradiction.
+        return {*layer_types, _SLIDING} if has_window else set(layer_types)
+    if layer_types:
+        return set(layer_types)
+    if not has_window:
+        return {_FULL}
+    first = raw["max_window_layers"]  # the window holds from this layer on
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise ValueError(f"max_window_layers must be an integer, got {first!r:.50}.")
+    return {_FULL if layer < first else _SLIDING for layer in range(_integer(raw, "num_hidden_layers"))}
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:

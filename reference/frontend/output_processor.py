@@ -9,12 +9,16 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from reference.contracts.request import EngineCoreRequest, child_request_id
-from reference.contracts.schedule import EngineCoreOutput, TokenLogprob
+from reference.contracts.schedule import EngineCoreOutput, PromptLogprobs, TokenLogprob
 from reference.frontend.detokenizer import IncrementalDetokenizer
 from reference.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
     from reference.frontend.tokenizer import Tokenizer
+
+
+def _as_table(entries: Iterable[TokenLogprob], tokenizer: Tokenizer) -> dict[int, Logprob]:
+    return {e.token_id: Logprob(e.logprob, e.rank, tokenizer.decode([e.token_id], False)) for e in entries}
 
 
 class _Sequence:
@@ -35,12 +39,9 @@ class _Sequence:
         """One table a token that the detokenizer kept: those behind a stop string are dropped here too."""
         if self.logprobs is None or self.cumulative_logprob is None:
             return
-        decode = self.detokenizer.tokenizer.decode
         for entries in islice(new_logprobs, len(self.detokenizer.token_ids) - len(self.logprobs)):
             self.cumulative_logprob += entries[0].logprob
-            self.logprobs.append(
-                {e.token_id: Logprob(e.logprob, e.rank, decode([e.token_id], False)) for e in entries}
-            )
+            self.logprobs.append(_as_table(entries, self.detokenizer.tokenizer))
 
     def make_output(self) -> CompletionOutput:
         delta_text = self.detokenizer.take_delta(finished=self.finish_reason is not None)
@@ -63,9 +64,15 @@ class _RequestState:
         params = request.sampling_params
         self.request_id = request.request_id
         self.prompt = prompt
-        self.prompt_token_ids = list(request.prompt_token_ids)
+        self.tokenizer = tokenizer
+        # The ids of a prompt that came as embeddings only hold the places.
+        self.prompt_token_ids = list(request.prompt_token_ids) if request.prompt_embeds is None else []
+        # Of the positions known so far, from 0 on; position 0 has none.
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+            None if params.prompt_logprobs is None else [None]
+        )
         self.sequences = [_Sequence(i, IncrementalDetokenizer(tokenizer, params)) for i in range(params.n)]
-        self.metrics = RequestMetrics(num_prompt_tokens=len(self.prompt_token_ids))
+        self.metrics = RequestMetrics(num_prompt_tokens=len(request.prompt_token_ids))
         self.arrived = time.perf_counter()
         self.error: str | None = None
 
@@ -78,6 +85,13 @@ class _RequestState:
     def is_finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
 
+    def add_prompt_logprobs(self, new: PromptLogprobs | None) -> None:
+        """By position: a prompt that is preempted half-way is computed from its start again."""
+        if new is not None and self.prompt_logprobs is not None:
+            assert new.start <= len(self.prompt_logprobs), "a part of the prompt was never scored"
+            tables = [_as_table(entries, self.tokenizer) for entries in new.entries]
+            self.prompt_logprobs[new.start : new.start + len(tables)] = tables
+
     def make_output(self) -> RequestOutput:
         return RequestOutput(
             request_id=self.request_id,
@@ -87,6 +101,7 @@ class _RequestState:
             finished=self.is_finished,
             metrics=replace(self.metrics),  # an output that was handed out does not change
             error=self.error,
+            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
         )
 
 
@@ -115,6 +130,9 @@ class OutputProcessor:
             if item.request_id not in self.sequences:
                 continue  # aborted, or ended by a stop string, while its last step ran
             state, sequence = self.sequences[item.request_id]
+            state.add_prompt_logprobs(item.prompt_logprobs)
+            if not item.new_token_ids and not item.finished:
+                continue  # a chunk of a prompt was scored: nothing yet that a caller waits for
             stop_string = sequence.detokenizer.update(item.new_token_ids, item.finish_reason)
             sequence.add_logprobs(item.new_logprobs)
             sequence.finish_reason, sequence.stop_reason = item.finish_reason, item.stop_reason

@@ -55,11 +55,14 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None  # None when the prompt came as token ids
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int]  # empty when the prompt came as embeddings
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
     error: str | None = field(default=None)  # why, when the finish reason is "error"
+    # With `SamplingParams.prompt_logprobs`: one table a token of the prompt, this token first, then by rank; None for
+    # token 0. Shorter than the prompt only when the request ended before its prompt was computed.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def num_cached_tokens(self) -> int:

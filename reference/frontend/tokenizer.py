@@ -71,6 +71,10 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
+    def to_json(self) -> str:
+        """The whole tokenizer in the format of `tokenizer.json`."""
+        return str(self._backend.to_str())
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; a beginning-of-sequence token only if the model's tokenizer adds one.
 

@@ -28,6 +28,8 @@ class TraceSummary:
     num_prefill_tokens: int  # computed; those of a preempted request count again
     num_decode_tokens: int
     num_sampled_tokens: int
+    num_draft_tokens: int  # that were checked
+    num_accepted_tokens: int  # of these
     num_queried_tokens: int  # what the prefix cache was asked for by requests on their first admission
     num_cached_tokens: int  # and had
     num_resumed_queried_tokens: (
@@ -55,6 +57,12 @@ def summarise(traces: Sequence[StepTrace]) -> TraceSummary:
     by_kind = {"prefill": 0, "decode": 0}
     queried, cached = {False: 0, True: 0}, {False: 0, True: 0}  # by: was it resumed?
     preempted: set[str] = set()  # and not yet resumed
+    checked = [
+        (len(drafts), len(trace.sampled_token_ids[request_id]) - 1)
+        for trace in traces
+        for request_id, drafts in trace.draft_token_ids.items()
+        if request_id in trace.sampled_token_ids
+    ]
     for trace in traces:
         for request_id, count in trace.num_scheduled_tokens.items():
             by_kind[trace.kinds[request_id]] += count
@@ -69,6 +77,8 @@ def summarise(traces: Sequence[StepTrace]) -> TraceSummary:
         num_prefill_tokens=by_kind["prefill"],
         num_decode_tokens=by_kind["decode"],
         num_sampled_tokens=sum(len(ids) for trace in traces for ids in trace.sampled_token_ids.values()),
+        num_draft_tokens=sum(num_drafts for num_drafts, _ in checked),
+        num_accepted_tokens=sum(num_accepted for _, num_accepted in checked),
         num_queried_tokens=queried[False],
         num_cached_tokens=cached[False],
         num_resumed_queried_tokens=queried[True],
@@ -121,6 +131,7 @@ def print_summary(summary: TraceSummary, tier_name: str, num_requests: int) -> N
         "requests": str(num_requests),
         "steps": f"{summary.num_steps}, of {1000 * summary.median_step_s:.1f} ms (median)",
         "tokens sampled": str(summary.num_sampled_tokens),
+        "drafts accepted": f"{summary.num_accepted_tokens} of {summary.num_draft_tokens}",
         "tokens computed": f"{summary.num_prefill_tokens} prefill, {summary.num_decode_tokens} decode",
         "prefix cache": f"{summary.num_cached_tokens} of {summary.num_queried_tokens} tokens hit"
         f" ({summary.hit_rate:.1%})",

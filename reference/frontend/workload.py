@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.input_processor import Prompt
 from reference.frontend.llm_engine import LLMEngine
@@ -74,6 +75,8 @@ class WorkloadRequest:
             for n in _PARAM_NAMES
             if getattr(self.params, n) != getattr(defaults, n)
         }
+        if self.params.structured_outputs is not None:
+            changed["structured_outputs"] = self.params.structured_outputs.to_json()
         if self.params.max_tokens is None:  # null would mean absent, and that is not "no limit"
             changed["max_tokens"] = _NO_LIMIT
         return {**line, "sampling_params": changed} if changed else line
@@ -199,7 +202,10 @@ def parse_sampling_params(raw: Any) -> SamplingParams:
     unknown = sorted(set(raw) - set(_PARAM_NAMES))
     if unknown:
         raise ValueError(f"unknown sampling parameter {unknown[0]!r}")
-    return SamplingParams(**{name: value for name, value in raw.items() if value is not None})
+    params = {name: value for name, value in raw.items() if value is not None}
+    if "structured_outputs" in params:
+        params["structured_outputs"] = StructuredOutputsParams.from_json(params["structured_outputs"])
+    return SamplingParams(**params)
 
 
 class WorkloadRun:

@@ -105,15 +105,21 @@ class GPT2LMHeadModel:
         self.lm_head = Linear(self.wte if tied else checkpoint.tensor("lm_head.weight"))  # [V, C]
         checkpoint.check_all_used()
 
+    def embed_input_ids(self, input_ids: np.ndarray) -> np.ndarray:
+        """integer [T] -> [T, C], a new array: to which the positions are still to be added."""
+        embeds: np.ndarray = self.wte[input_ids]
+        return embeds
+
     def forward(
         self,
         input_ids: np.ndarray,
         positions: np.ndarray,
         kv_caches: list[KVCache],
         metadata: AttentionMetadata,
+        inputs_embeds: np.ndarray | None = None,
     ) -> np.ndarray:
         """Run all layers over a flat batch; arguments and result as in `LlamaForCausalLM.forward`."""
-        hidden = self.wte[input_ids]  # [T, C]
+        hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
         residual = self.wpe[positions]  # [T, C], to which the first norm adds the tokens
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(hidden, residual, kv_cache, metadata)

@@ -38,6 +38,7 @@ class LlamaAttention:
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.sliding_window = config.sliding_window
         self.rotary_emb = rotary_emb
         self.q_proj = _linear(checkpoint, f"{prefix}.q_proj", config.qkv_bias)  # [H*D, C]
         self.k_proj = _linear(checkpoint, f"{prefix}.k_proj", config.qkv_bias)  # [Hkv*D, C]
@@ -66,7 +67,8 @@ class LlamaAttention:
 
         k_cache, v_cache = kv_cache
         write_kv_cache(key, value, k_cache, v_cache, metadata)
-        output = paged_attention(query, k_cache, v_cache, metadata, self.scale)  # [T, H, D]
+        # output is [T, H, D]
+        output = paged_attention(query, k_cache, v_cache, metadata, self.scale, self.sliding_window)
         return self.o_proj(output.reshape(num_tokens, -1))  # [T, C]
 
 
@@ -139,12 +141,18 @@ class LlamaForCausalLM:
         self.lm_head = Linear(self.embed_tokens if tied else checkpoint.tensor("lm_head.weight"))  # [V, C]
         checkpoint.check_all_used()
 
+    def embed_input_ids(self, input_ids: np.ndarray) -> np.ndarray:
+        """integer [T] -> [T, C], a new array: what stands at the bottom of the layers."""
+        embeds: np.ndarray = self.embed_tokens[input_ids]
+        return embeds
+
     def forward(
         self,
         input_ids: np.ndarray,
         positions: np.ndarray,
         kv_caches: list[KVCache],
         metadata: AttentionMetadata,
+        inputs_embeds: np.ndarray | None = None,
     ) -> np.ndarray:
         """Run all layers over a flat batch.
 
@@ -153,11 +161,12 @@ class LlamaForCausalLM:
             positions: [T] position of each token in its own request.
             kv_caches: one (K, V) pair a layer, each [N, B, Hkv, D]; the batch's K and V are written into them.
             metadata: who is who in the batch.
+            inputs_embeds: [T, C], in place of the embedding of `input_ids`.
 
         Returns:
             [T, C], the final norm applied.
         """
-        hidden = self.embed_tokens[input_ids]  # [T, C]
+        hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
         residual = np.zeros_like(hidden)  # [T, C]
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(positions, hidden, residual, kv_cache, metadata)

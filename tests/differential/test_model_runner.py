@@ -447,7 +447,7 @@ def test_logits_are_handed_out_only_when_asked_for() -> None:
     assert silent.logits is None
     spoken = FastModelRunner(make_config(), checkpoint).execute(schedule)
     assert spoken.logits is not None
-    assert spoken.logits["a"].shape == (MODEL.vocab_size,)
+    assert spoken.logits["a"].shape == (1, MODEL.vocab_size)
     assert [int(spoken.logits["a"].argmax())] == silent.sampled_token_ids["a"]
 
 

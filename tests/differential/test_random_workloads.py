@@ -17,6 +17,7 @@ from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
 from reference.frontend.diff import compare_tiers
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
+from reference.frontend.outputs import RequestOutput
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun, run_workload
 from tests.tiny_models import make_tiny_llama
@@ -58,6 +59,7 @@ def make_workload(seed: int) -> Workload:
         "seed": seed,
     }
     rules = random.Random(f"rules of {seed}")  # apart, so that more rules leave the schedules as they are
+    scored = random.Random(f"scored of {seed}")
     shared = [rng.randrange(2, 300) for _ in range(20)]
     requests = []
     for i in range(rng.randint(3, 8)):
@@ -80,6 +82,7 @@ def make_workload(seed: int) -> Workload:
                     n=rng.choice([1, 1, 1, 2, 4]),
                     max_tokens=max_tokens,
                     ignore_eos=rng.random() < 0.5,
+                    prompt_logprobs=2 if scored.random() < 0.15 else None,
                     **random_rules(rules, max_tokens),
                 ),
             )
@@ -103,15 +106,20 @@ def random_rules(rng: random.Random, max_tokens: int) -> dict[str, Any]:
     return {name: rules[name] for name in chosen}
 
 
-def cold_tokens(model: str, request: WorkloadRequest, index: int) -> list[int]:
-    """Tokens of one of the n sequences, generated as a request of its own."""
+def cold_output(model: str, request: WorkloadRequest, index: int) -> RequestOutput:
+    """One of the n sequences, generated as a request of its own."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=model, enable_prefix_caching=False, max_model_len=128), load_tier("reference")
     )
     assert request.params.seed is not None
     params = replace(request.params, n=1, seed=request.params.seed + index)
     alone = Workload((WorkloadRequest("alone", prompt_token_ids=request.prompt_token_ids, params=params),))
-    return run_workload(engine, alone)["alone"].outputs[0].token_ids
+    return run_workload(engine, alone)["alone"]
+
+
+def own_logprobs(output: RequestOutput) -> list[float]:
+    """Of the prompt's tokens from the second on; empty when nobody asked for them."""
+    return [next(iter(table.values())).logprob for table in output.prompt_logprobs or () if table is not None]
 
 
 class Paths(NamedTuple):
@@ -121,11 +129,13 @@ class Paths(NamedTuple):
     cached: bool
     aborted: bool
     copied: bool
+    scored: bool
 
 
-def run_one(model: str, seed: int) -> Paths:
-    """Compare both tiers, and each sequence with its cold oracle."""
+def run_one(model: str, seed: int, **changes: Any) -> Paths:
+    """Compare both tiers, and each sequence with its cold oracle. `changes` replace engine options of the workload."""
     workload = make_workload(seed)
+    workload = replace(workload, config={**workload.config, **changes})
     report = compare_tiers((load_tier("reference"), load_tier("fast")), model, workload)
     assert report.divergence is None, f"workload {seed}: {report.divergence}"
     assert report.excused == [], f"workload {seed}"
@@ -141,10 +151,16 @@ def run_one(model: str, seed: int) -> Paths:
     while not run.is_done:
         run.step()
         engine.engine_core.scheduler.check_integrity()
-    aborted = False
+    aborted = scored = False
     for request in workload.requests:
         for output in run.finished[request.request_id].outputs:
-            expected = cold_tokens(model, request, output.index)
+            cold = cold_output(model, request, output.index)
+            logprobs = own_logprobs(run.finished[request.request_id])
+            if output.token_ids:  # an abort may come before the prompt is complete
+                # Two tiers and other chunks: logits of these models differ by less than 1e-4, logprobs by twice that.
+                assert logprobs == pytest.approx(own_logprobs(cold), abs=2e-4), f"workload {seed}"
+            scored = scored or bool(logprobs)
+            expected = cold.outputs[0].token_ids
             if output.finish_reason == "abort":
                 aborted = True
                 expected = expected[: len(output.token_ids)]
@@ -152,7 +168,7 @@ def run_one(model: str, seed: int) -> Paths:
                 f"workload {seed}, {request.request_id}, sequence {output.index}"
             )
     assert not engine.engine_core.scheduler.snapshot().cache.block_tables, "blocks leaked"
-    return Paths(report.num_preemptions > 0, report.num_cached_tokens > 0, aborted, num_copies > 0)
+    return Paths(report.num_preemptions > 0, report.num_cached_tokens > 0, aborted, num_copies > 0, scored)
 
 
 def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(models: list[str]) -> None:
@@ -162,6 +178,7 @@ def test_random_workloads_are_equal_on_both_tiers_and_to_the_cold_oracle(models:
     assert sum(path.cached for path in paths) >= 0.3 * NUM_WORKLOADS
     assert sum(path.aborted for path in paths) >= 0.1 * NUM_WORKLOADS
     assert sum(path.copied for path in paths) >= 0.1 * NUM_WORKLOADS
+    assert sum(path.scored for path in paths) >= 0.3 * NUM_WORKLOADS
     params = [request.params for seed in range(NUM_WORKLOADS) for request in make_workload(seed).requests]
     assert sum(each.changes_logits for each in params) >= 0.3 * len(params)
 

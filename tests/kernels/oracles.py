@@ -53,18 +53,21 @@ def rotary_embedding(positions: Ints, heads: Floats, cos_sin_cache: Floats) -> F
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention(query: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
+def attention(
+    query: Floats, keys: Floats, values: Floats, scale: float, sliding_window: int | None = None
+) -> Floats:
     """query [T, H, D] are the last T of the tokens whose keys and values are [context, Hkv, D]."""
     num_tokens, num_heads, _ = query.shape
     context, num_kv_heads, _ = keys.shape
     out = np.empty_like(query)
     for t in range(num_tokens):
-        visible = context - num_tokens + t + 1
+        end = context - num_tokens + t + 1
+        visible = slice(0 if sliding_window is None else max(end - sliding_window, 0), end)
         for h in range(num_heads):
             kv_head = h // (num_heads // num_kv_heads)
-            scores = keys[:visible, kv_head] @ query[t, h] * scale  # [visible]
+            scores = keys[visible, kv_head] @ query[t, h] * scale  # [visible]
             weights = np.exp(scores - scores.max())
-            out[t, h] = weights @ values[:visible, kv_head] / weights.sum()
+            out[t, h] = weights @ values[visible, kv_head] / weights.sum()
     return out
 
 
@@ -76,6 +79,7 @@ def paged_attention(
     query_start_loc: Ints,
     seq_lens: Ints,
     scale: float,
+    sliding_window: int | None = None,
 ) -> Floats:
     block_size = k_cache.shape[1]
     out = np.empty_like(query)
@@ -84,7 +88,7 @@ def paged_attention(
         keys = np.array([k_cache[block, offset] for block, offset in slots])  # [length, Hkv, D]
         values = np.array([v_cache[block, offset] for block, offset in slots])  # [length, Hkv, D]
         rows = slice(query_start_loc[s], query_start_loc[s + 1])
-        out[rows] = attention(query[rows], keys, values, scale)
+        out[rows] = attention(query[rows], keys, values, scale, sliding_window)
     return out
 
 

@@ -70,6 +70,14 @@ def valid_calls() -> dict[str, Call]:
         ),
         "silu_and_mul": (kernels.silu_and_mul, {"out": zeros(3, 8), "gate_up": zeros(3, 16)}),
         "gelu": (kernels.gelu, {"out": zeros(3, 8), "x": zeros(3, 8)}),
+        "apply_token_bitmask": (
+            kernels.apply_token_bitmask,
+            {
+                "logits": zeros(3, 40),
+                "rows": torch.tensor([0, 2]),
+                "bitmasks": ints(-1, 255, 7, 1).view(2, 2),
+            },
+        ),
         "process_logits": (
             kernels.process_logits,
             {
@@ -118,6 +126,7 @@ TENSOR_ARGUMENTS = [
 ]
 FREE_SIZES = {  # no other argument has a dimension of this size
     ("gumbel_noise", "out"),
+    ("apply_token_bitmask", "logits"),
     ("process_logits", "logits"),
     ("process_logits", "allowed_ids"),
     ("process_logits", "masked_ids"),
@@ -196,6 +205,7 @@ def test_gaps_inside_a_row_are_refused(kernel: str, name: str) -> None:
         ("rotary_embedding", "query"),
         ("rms_norm", "out"),
         ("sample", "logits"),
+        ("apply_token_bitmask", "logits"),
         ("process_logits", "logits"),
     ],
 )

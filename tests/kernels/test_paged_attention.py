@@ -27,6 +27,7 @@ class Batch:
     block_tables: torch.Tensor  # [S, max_blocks]
     query_start_loc: torch.Tensor  # [S + 1]
     seq_lens: torch.Tensor  # [S]
+    sliding_window: int | None = None
 
     @property
     def scale(self) -> float:
@@ -43,6 +44,7 @@ class Batch:
             self.query_start_loc,
             self.seq_lens,
             self.scale,
+            self.sliding_window,
         )
         return out
 
@@ -93,6 +95,7 @@ def expected(batch: Batch) -> oracles.Floats:
         batch.query_start_loc.numpy(),
         batch.seq_lens.numpy(),
         batch.scale,
+        batch.sliding_window,
     )
 
 
@@ -223,6 +226,75 @@ def test_an_empty_batch_is_no_work() -> None:
         seq_lens=batch.seq_lens[:0],
     )
     assert empty.run().shape == (0, 4, 64)
+
+
+# Windows around the kernel's tile of 64 tokens and around a block; of one token; longer than every sequence.
+WINDOWS = [1, 2, 7, 16, 63, 64, 65, 100, 10_000]
+WINDOWED = [*RAGGED, (500, 1), (300, 40), (129, 3), (0, 200)]
+
+
+NOWHERE = 2**31 - 1  # a block so far behind every cache that reading it ends the process
+
+
+def spoil_left_of_windows(batch: Batch, window: int) -> Batch:
+    """NaN in every slot that no query row sees; the table entry of a block of such slots alone is NOWHERE."""
+    k_cache, v_cache = batch.k_cache.clone(), batch.v_cache.clone()
+    tables, block_size = batch.block_tables.clone(), batch.k_cache.shape[1]
+    counts = batch.query_start_loc.diff().tolist()
+    for s, length in enumerate(batch.seq_lens.tolist()):
+        first_seen = max(length - counts[s] - window + 1, 0)
+        for position in range(first_seen):
+            where = batch.block_tables[s, position // block_size], position % block_size
+            k_cache[where], v_cache[where] = float("nan"), float("nan")
+        tables[s, : first_seen // block_size] = NOWHERE
+    return replace(batch, k_cache=k_cache, v_cache=v_cache, block_tables=tables, sliding_window=window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(9, 3, 64, 16), (7, 1, 64, 1), (4, 2, 128, 4), (3, 3, 33, 16), (2, 1, 5, 4), (40, 1, 16, 16)],
+)
+def test_a_window_equals_the_oracle_and_nothing_left_of_it_is_read(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, window: int
+) -> None:
+    batch = make_batch(WINDOWED, heads, kv_heads, head_dim, block_size)
+    wanted = expected(replace(batch, sliding_window=window))
+    assert_close(spoil_left_of_windows(batch, window).run(), wanted, ATTENTION_TOLERANCE)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (7, 1, 33)])
+def test_a_row_with_a_window_has_the_same_bits_alone_and_in_any_batch(
+    heads: int, kv_heads: int, head_dim: int, window: int
+) -> None:
+    batch = spoil_left_of_windows(make_batch(WINDOWED, heads, kv_heads, head_dim, 16), window)
+    whole = batch.run()
+    for s, (_, count) in enumerate(WINDOWED):
+        begin = int(batch.query_start_loc[s])
+        for row in range(count):
+            assert torch.equal(batch.rows(s, row, 1).run()[0], whole[begin + row]), f"sequence {s}, row {row}"
+
+
+def test_a_window_as_long_as_the_context_changes_no_bit() -> None:
+    batch = make_batch(WINDOWED, 9, 3, 64, 16)
+    assert torch.equal(replace(batch, sliding_window=501).run(), batch.run())
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_in_which_a_token_would_not_see_itself_is_refused(window: int) -> None:
+    batch = replace(make_batch([(5, 2)], 4, 2, 64, 4), sliding_window=window)
+    with pytest.raises(ValueError, match=f"sliding_window: expected at least 1 .*, or None, got {window}"):
+        batch.run()
+
+
+def test_blocks_that_a_window_reaches_are_still_checked() -> None:
+    batch = make_batch([(7, 2)], 4, 2, 64, 4)  # rows at 7 and 8: with a window of 4 the first sees 4 to 7
+    tables = batch.block_tables.clone()
+    tables[0, 0] = 99
+    replace(batch, block_tables=tables, sliding_window=4).run()
+    with pytest.raises(ValueError, match="block_tables: .* got 99 at entry 0 of sequence 0"):
+        replace(batch, block_tables=tables, sliding_window=5).run()
 
 
 def ints(*values: int) -> torch.Tensor:

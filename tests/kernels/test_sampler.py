@@ -288,6 +288,88 @@ def test_an_empty_vocabulary_is_refused_and_no_rows_are_no_work() -> None:
     assert sample(torch.empty(0, 10)) == []
 
 
+# apply_token_bitmask
+
+
+def random_bitmasks(rows: int, vocab_size: int, seed: int) -> torch.Tensor:
+    """int32 [rows, words]: words of no bit, of all bits, and random ones; bits behind V are set at random."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, 2**32, (rows, -(-vocab_size // 32)), dtype=np.uint64).astype(np.uint32)
+    kinds = rng.integers(0, 4, words.shape)
+    words[kinds == 0] = 0
+    words[kinds == 1] = 2**32 - 1
+    return torch.from_numpy(words.view(np.int32))
+
+
+def masked_by_hand(logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
+    """Bit by bit; logits [V], bitmask [words]."""
+    expected = logits.clone()
+    for token in range(len(logits)):
+        if not int(bitmask[token // 32]) >> (token % 32) & 1:
+            expected[token] = float("-inf")
+    return expected
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 64, 333])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_token_keeps_the_same_logit_if_its_bit_is_set_and_rows_without_a_mask_are_untouched(
+    vocab_size: int, threads: int, use_threads: Callable[[int], None]
+) -> None:
+    use_threads(threads)
+    logits = random_logits(24, vocab_size, seed=vocab_size)
+    rows = [r for r in range(24) if r % 4 != 2]
+    bitmasks = random_bitmasks(len(rows), vocab_size, seed=vocab_size)
+    expected_rows = logits.clone()
+    for r, bitmask in zip(rows, bitmasks, strict=True):
+        expected_rows[r] = masked_by_hand(logits[r], bitmask)
+    kernels.apply_token_bitmask(logits, torch.tensor(rows), bitmasks)
+    assert torch.equal(logits, expected_rows)
+    assert expected_rows.isinf().any()
+
+
+def test_masked_rows_on_a_team_of_threads_equal_each_row_alone(use_threads: Callable[[int], None]) -> None:
+    use_threads(4)
+    logits = random_logits(12, 20_000, seed=1)  # enough work for a team
+    bitmasks = random_bitmasks(12, 20_000, seed=2)
+    alone = logits.clone()
+    kernels.apply_token_bitmask(logits, torch.arange(12), bitmasks)
+    for r in range(12):
+        kernels.apply_token_bitmask(alone[r : r + 1], torch.tensor([0]), bitmasks[r : r + 1])
+    assert torch.equal(logits, alone)
+
+
+def test_a_row_with_nan_is_left_as_it_is_even_where_the_bitmask_would_hide_it() -> None:
+    logits = random_logits(2, 40, seed=0)
+    logits[0, 7] = float("nan")
+    before = logits.clone()
+    kernels.apply_token_bitmask(logits, torch.tensor([0]), torch.zeros(1, 2, dtype=torch.int32))
+    np.testing.assert_array_equal(logits.numpy(), before.numpy())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([0, 3], r"rows: expected values in \[0, 3\) \(rows of logits\), got 3 at index 1"),
+        ([-1, 1], r"rows: expected values in \[0, 3\) \(rows of logits\), got -1 at index 0"),
+        ([1, 1], "rows: expected ascending rows, got 1 at index 1"),
+    ],
+)
+def test_a_row_for_a_bitmask_out_of_range_is_refused_and_nothing_is_written(
+    rows: list[int], message: str
+) -> None:
+    logits = torch.zeros(3, 9)
+    with pytest.raises(ValueError, match=message):
+        kernels.apply_token_bitmask(logits, torch.tensor(rows), torch.zeros(2, 1, dtype=torch.int32))
+    assert logits.eq(0).all()
+
+
+@pytest.mark.parametrize("num_words", [1, 3])
+def test_a_bitmask_of_another_vocabulary_is_refused(num_words: int) -> None:
+    bitmasks = torch.zeros(2, num_words, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"bitmasks: expected shape \[P=2, cdiv\(V, 32\)=2\], got"):
+        kernels.apply_token_bitmask(torch.zeros(3, 33), torch.tensor([0, 1]), bitmasks)
+
+
 # process_logits
 
 

@@ -63,7 +63,7 @@ def prescribed_logits(tier: Tier, folder: Path, tokens: list[int], chunks: list[
         new, computed = (), computed + count
         if computed >= len(prompt):
             assert output.logits is not None
-            yield output.logits["a"]
+            yield output.logits["a"][0]
 
 
 def test_logits_of_prefill_and_decode_equal_those_of_transformers(

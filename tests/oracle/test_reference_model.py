@@ -150,7 +150,8 @@ def make_driver(checkpoint: Checkpoint, block_size: int = 4, keep_logits: bool =
 
 def row(output: ModelRunnerOutput, request_id: str = "a") -> np.ndarray:
     assert output.logits is not None
-    return output.logits[request_id]
+    (logits,) = output.logits[request_id]
+    return logits
 
 
 def whole_prefill_logits(runner: ModelRunner, token_ids: Sequence[int], block_size: int) -> np.ndarray:

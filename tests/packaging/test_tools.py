@@ -72,6 +72,23 @@ def test_all_suites_run_and_the_last_line_adds_them_up(
     assert any(re.match(r"other +\d+\.\d +1 passed, 1 skipped in ", line) for line in lines[-5:])
 
 
+def test_the_races_run_only_when_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spec", "races"):
+        make_suite(tmp_path, name, "")
+    ran: list[str] = []
+
+    def record(name: str) -> run_tests.SuiteResult:
+        ran.append(name)
+        return run_tests.SuiteResult(name, 0.0, 1, 0, 0, "1 passed")
+
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "run_suite", record)
+    monkeypatch.setattr(run_tests, "run_lint", lambda: record("lint"))
+    assert run_tests.main([]) == 0
+    assert run_tests.main(["races"]) == 0
+    assert ran == ["lint", "spec", "races"]
+
+
 def test_an_unknown_suite_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tests.main(["kernel"]) == 2
     assert "no suite called kernel; there are lint, spec" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -129,8 +130,97 @@ def test_b45_echo_stands_before_the_generated_text(server: ServerProcess) -> Non
     assert param_of(server, body | {"max_tokens": 0}) == "max_tokens"
 
 
-def test_b45_echo_with_logprobs_is_refused_and_not_answered_without_them(server: ServerProcess) -> None:
-    assert param_of(server, {"prompt": "Hello", "echo": True, "max_tokens": 0, "logprobs": 1}) == "logprobs"
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_b45_echo_with_logprobs_scores_the_prompt(server: ServerProcess, max_tokens: int) -> None:
+    body = {"prompt": "Hello", "echo": True, "logprobs": 1, "temperature": 0, "max_tokens": max_tokens}
+    answer = server.post("/v1/completions", body).json()
+    num_prompt_tokens = answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == max_tokens
+    choice = answer["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["finish_reason"] == "length"
+    assert {len(values) for values in logprobs.values()} == {num_prompt_tokens + max_tokens}
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert "".join(logprobs["tokens"][:num_prompt_tokens]) == "Hello"
+    assert logprobs["text_offset"][:num_prompt_tokens] == [0, 1, 2, 3, 4][:num_prompt_tokens]
+    assert choice["text"].startswith("Hello")
+    assert (choice["text"] == "Hello") == (max_tokens == 0)
+    *chunks, done = events(server, "/v1/completions", body)
+    assert done == "[DONE]"
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["text"] for part in streamed) == choice["text"]
+    assert [v for part in streamed for v in part["logprobs"]["tokens"]] == logprobs["tokens"]
+    assert [part["finish_reason"] for part in streamed if part["finish_reason"]] == ["length"]
+
+
+def test_the_logprobs_of_a_prompt_are_told_by_token_id(server: ServerProcess) -> None:
+    body: dict[str, Any] = {"prompt": [70, 71, 72], "prompt_logprobs": 2, **GREEDY}
+    tables = server.post("/v1/completions", body).json()["choices"][0]["prompt_logprobs"]
+    assert tables[0] is None
+    assert [next(iter(table)) for table in tables[1:]] == ["71", "72"]
+    assert all(
+        entry["logprob"] <= 0 and entry["rank"] >= 1 for table in tables[1:] for entry in table.values()
+    )
+    assert param_of(server, body | {"stream": True}) == "prompt_logprobs"
+    chat = {"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 0, **GREEDY}
+    choice = server.post("/v1/chat/completions", chat).json()["choices"][0]
+    assert all(len(table) == 1 for table in choice["prompt_logprobs"][1:])
+
+
+OBJECT = r'\{\s*"a"\s*:\s*(true|false)\s*\}'
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, OBJECT),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, r'\{"a":(true|false)\}'),
+        ({"guided_json": json.dumps(SCHEMA)}, OBJECT),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "x" "y"'}, "xy"),
+    ],
+)  # fmt: skip
+def test_an_answer_can_be_constrained_streamed_or_not(
+    server: ServerProcess, constraint: dict[str, Any], pattern: str
+) -> None:
+    # A space costs so much that a small model does not write spaces for ever.
+    body = {"prompt": "say", "max_tokens": 60, "seed": 4, **constraint}
+    space, newline, tab = (server.post("/tokenize", {"prompt": c}).json()["tokens"][0] for c in " \n\t")
+    body["logit_bias"] = {str(space): -100, str(newline): -100, str(tab): -100}
+    answer = server.post("/v1/completions", body).json()["choices"][0]
+    assert re.fullmatch(pattern, answer["text"]), answer["text"]
+    assert answer["finish_reason"] == "stop"
+    parts = events(server, "/v1/completions", body)[:-1]
+    assert "".join(part["choices"][0]["text"] for part in parts) == answer["text"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}), ("guided_regex", "("),
+        ("response_format", {"type": "json_object", "json_schema": {"name": "x", "schema": {}}}),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}), ("structured_outputs", {"nonsense": 1}),
+        ("structured_outputs", {}), ("guided_choice", []), ("guided_grammar", ""), ("guided_json", "{"),
+    ],
+)  # fmt: skip
+def test_a_constraint_that_makes_no_sense_is_refused(server: ServerProcess, field: str, value: Any) -> None:
+    param = param_of(server, {"prompt": "x", **GREEDY, field: value})
+    assert param in (field, "structured_outputs")
+    assert is_served(server)
+
+
+def test_two_constraints_at_once_are_refused(server: ServerProcess) -> None:
+    body = {"prompt": "x", **GREEDY, "guided_regex": "a", "response_format": {"type": "json_object"}}
+    assert param_of(server, body) == "guided_regex"
+    assert server.post("/v1/completions", body | {"response_format": {"type": "text"}}).status_code == 200
 
 
 def test_b47_the_bytes_of_all_tokens_are_the_bytes_of_the_text(tier: Tier) -> None:

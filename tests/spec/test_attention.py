@@ -128,7 +128,7 @@ class TierAttention:
             batch.query, batch.key, batch.value, to_numpy(k_cache), to_numpy(v_cache), batch.metadata
         )
 
-    def attend(self, batch: Batch) -> np.ndarray:
+    def attend(self, batch: Batch, sliding_window: int | None = None) -> np.ndarray:
         """[T, H, D]; the batch's K and V are in its caches."""
         output = self.module.paged_attention(
             self._convert(batch.query),
@@ -136,6 +136,7 @@ class TierAttention:
             self._convert(batch.v_cache),
             self._metadata(batch.metadata),
             batch.scale,
+            sliding_window,
         )
         return to_numpy(output)
 
@@ -145,8 +146,10 @@ def attention(tier_name: str) -> TierAttention:
     return TierAttention(tier_name)
 
 
-def naive(batch: Batch) -> np.ndarray:
-    return naive_paged_attention(batch.query, batch.k_cache, batch.v_cache, batch.metadata, batch.scale)
+def naive(batch: Batch, sliding_window: int | None = None) -> np.ndarray:
+    return naive_paged_attention(
+        batch.query, batch.k_cache, batch.v_cache, batch.metadata, batch.scale, sliding_window
+    )
 
 
 def test_the_loop_form_equals_softmax_of_scores_times_values_written_as_one_formula() -> None:
@@ -304,3 +307,61 @@ def test_nan_in_one_sequence_stays_in_that_sequence(attention: TierAttention) ->
     assert np.isnan(output[2:4]).all()
     assert np.array_equal(output[:2], healthy[:2])
     assert np.array_equal(output[4:], healthy[4:])
+
+
+WINDOWS = [1, 3, 4, 16, 100]
+
+
+def test_the_loop_form_with_a_window_equals_softmax_over_a_band_of_the_score_matrix() -> None:
+    length, window, head_dim = 11, 3, 8
+    batch = make_batch([(0, length)], block_size=length, num_heads=2, num_kv_heads=2, head_dim=head_dim)
+    block = int(batch.metadata.block_tables[0, 0])
+    batch.k_cache[block], batch.v_cache[block] = batch.key, batch.value
+
+    query, key, value = (
+        x.astype(np.float64).swapaxes(0, 1) for x in (batch.query, batch.key, batch.value)
+    )  # [H, T, D]
+    scores = query @ key.swapaxes(1, 2) / np.sqrt(head_dim)  # [H, T, T]
+    ones = np.ones((length, length), dtype=bool)
+    band = np.tril(ones) & ~np.tril(ones, k=-window)  # the diagonal and the two below it
+    assert band.sum(axis=1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3]
+    weights = np.exp(np.where(band, scores, -np.inf))
+    textbook = (weights / weights.sum(axis=-1, keepdims=True) @ value).swapaxes(0, 1)  # [T, H, D]
+
+    assert np.abs(naive(batch, window) - textbook).max() < 1e-12  # both are float64
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_b26_with_a_window_nothing_left_of_it_is_read_and_the_rest_equals_the_loop_form(
+    attention: TierAttention, block_size: int, window: int
+) -> None:
+    """Blocks wholly left of the window of the first query are the null block in the table, which holds NaN."""
+    batch = attention.write(make_batch(RAGGED, block_size, 9, 3, seed=8))
+    expected = naive(batch, window)
+    tables = batch.metadata.block_tables
+    for s, (computed, _) in enumerate(RAGGED):
+        first_seen = max(computed - window + 1, 0)
+        for position in range(first_seen):
+            where = tables[s, position // block_size], position % block_size
+            batch.k_cache[where], batch.v_cache[where] = np.nan, np.nan
+        tables[s, : first_seen // block_size] = 0
+    assert_close(attention.attend(batch, window), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_a_key_is_seen_by_as_many_tokens_as_the_window_is_long(attention: TierAttention, window: int) -> None:
+    scheduled = 12
+    batch = make_batch([(0, scheduled)], 4, 4, 2, seed=9)
+    original = attention.attend(attention.write(batch), window)
+    for changed in range(scheduled):
+        value = batch.value.copy()
+        value[changed] += 100.0
+        output = attention.attend(
+            attention.write(
+                Batch(batch.query, batch.key, value, batch.k_cache, batch.v_cache, batch.metadata)
+            ),
+            window,
+        )
+        moved = np.flatnonzero(np.abs(output - original).max(axis=(1, 2)) > 1e-3)
+        assert moved.tolist() == list(range(changed, min(changed + window, scheduled)))

@@ -285,7 +285,7 @@ def test_code_that_a_config_points_to_is_ignored(folder: Path) -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "each type of layer"),
         ({"partial_rotary_factor": 0.5}, "only a part of each head"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "only a part of each head"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types names 'sliding_attention'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised weights"),
         ({"vocab_size": ...}, "field 'vocab_size' is missing"),
@@ -371,20 +371,98 @@ def test_an_absent_field_has_the_default_of_its_architecture(
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("MistralForCausalLM", {"sliding_window": 511}),
-        (
-            "MistralForCausalLM",
-            {"max_position_embeddings": 8192},
-        ),  # the window that transformers assumes is 4096
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}),
-        ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention", "full_attention"]}),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 100,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+        (
+            "MistralForCausalLM",  # transformers would read past the second type
+            {"sliding_window": 100, "layer_types": ["sliding_attention", "full_attention"]},
+        ),
     ],
 )
-def test_a_window_shorter_than_a_sequence_is_refused(
-    tmp_path: Path, name: str, fields: dict[str, Any]
-) -> None:
-    sentence = "the model needs sliding-window attention, which is not supported."
+def test_a_window_of_some_layers_alone_is_refused(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
+    sentence = (
+        "the model needs sliding-window attention in some layers and full attention in others, "
+        "which is not supported."
+    )
     assert sentence in refusal(make_tiny_model(tmp_path, name, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        (
+            "Qwen3ForCausalLM",
+            {"layer_types": ["sliding_attention", "sliding_attention"]},
+            "layer_types names 'sliding_attention', but the config switches no window on.",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 8},
+            "layer_types names 'sliding_attention', but the config switches no window on.",
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {"layer_types": ["chunked_attention", "full_attention"]},
+            "layers of the types ['chunked_attention', 'full_attention'], which is not supported.",
+        ),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be an integer from 1"),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "all"},
+            "max_window_layers must be an integer, got 'all'.",
+        ),
+    ],
+)
+def test_a_window_that_cannot_be_understood_is_refused(
+    tmp_path: Path, name: str, fields: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in refusal(make_tiny_model(tmp_path, name, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "window"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 511}, 511),
+        ("MistralForCausalLM", {"sliding_window": 1, "layer_types": ["sliding_attention"] * 2}, 1),
+        ("MistralForCausalLM", {"max_position_embeddings": 8192}, 4096),  # what transformers assumes
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0},
+            100,
+        ),
+        (
+            "Qwen3ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 9, "layer_types": ["sliding_attention"] * 2},
+            9,
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "max_window_layers": 0, "max_position_embeddings": 8192},
+            4096,
+        ),
+    ],
+)
+def test_one_window_for_all_layers_is_read(
+    tmp_path: Path, name: str, fields: dict[str, Any], window: int
+) -> None:
+    assert load_checkpoint(make_tiny_model(tmp_path, name, **fields)).config.sliding_window == window
+
+
+@pytest.mark.parametrize(("window", "expected"), [(8, 8), (0, None), (512, None), (1000, None)])
+def test_a_window_is_read_from_a_gguf_file(
+    folder: Path, tmp_path: Path, window: int, expected: int | None
+) -> None:
+    write_tiny_gguf(folder, tmp_path / "x.gguf", llama__attention__sliding_window=window)
+    config = load_checkpoint(tmp_path / "x.gguf").config
+    assert config.sliding_window == expected
+    assert config.architecture == ("LlamaForCausalLM" if expected is None else "MistralForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -395,12 +473,15 @@ def test_a_window_shorter_than_a_sequence_is_refused(
         ("Qwen2ForCausalLM", {"use_sliding_window": False, "sliding_window": 100, "max_window_layers": 1}),
         ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 2}),
         ("Qwen3ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]}),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 1}),
+        ("LlamaForCausalLM", {"sliding_window": 8}),  # not a field of Llama
     ],
 )
 def test_a_window_that_never_hides_a_token_is_no_window(
     tmp_path: Path, name: str, fields: dict[str, Any]
 ) -> None:
-    assert load_checkpoint(make_tiny_model(tmp_path, name, **fields)).config.max_position_embeddings == 512
+    config = load_checkpoint(make_tiny_model(tmp_path, name, **fields)).config
+    assert (config.max_position_embeddings, config.sliding_window) == (512, None)
 
 
 GPT2 = "GPT2LMHeadModel"
@@ -859,7 +940,10 @@ def test_a_write_that_the_system_really_refuses_leaves_nothing(gguf_path: Path, 
             GGUF_YARN | {"llama__rope__scaling__attn_factor": 0.5},
             "rope scaling 'yarn' with attn_factor, which is not supported",
         ),
-        ({"llama__attention__sliding_window": 64}, "sliding-window attention"),
+        (
+            {"llama__attention__sliding_window": 64, "llama__attention__sliding_window_pattern": 2},
+            "sliding-window attention in some layers and full attention in others",
+        ),
         ({"rope__dimension_count": 8}, "only a part of each head"),
         ({"block_count": None}, r"lacks the metadata 'llama\.block_count'"),
         ({"attention__head_count": 0}, "damaged or incomplete"),

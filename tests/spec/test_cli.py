@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_json_output_has_one_object_a_prompt_in_input_order(
     assert main(generate(model, "--tier", tier_name, "--json", "--max-num-seqs", "2", *prompts)) == 0
     first, second, third = json_lines(capsys.readouterr().out)
     assert [line["prompt"] for line in (first, second, third)] == [prompts[0], "second", "third"]
-    assert set(first) == {"request_id", "prompt", "prompt_token_ids", "outputs", "metrics"}
+    assert set(first) == {"request_id", "prompt", "prompt_token_ids", "prompt_logprobs", "outputs", "metrics"}
     (output,) = first["outputs"]
     assert set(output) == {"index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs"}
     assert len(output["token_ids"]) == 6
@@ -250,6 +251,8 @@ def test_an_unknown_model_is_one_sentence(name: str, capsys: pytest.CaptureFixtu
         (["generate", "--colour", "red"], "unrecognized arguments: --colour"),
         (["generate", "--max-tok", "3"], "unrecognized arguments: --max-tok"),
         (["generate", "--max-tokens", "many"], "--max-tokens: invalid int value: 'many'"),
+        (["generate", "--speculative", "ngram"], '\'ngram\' is no JSON object: write \'{"method": "ngram"'),
+        (["generate", "--speculative", "[4]"], "'[4]' is no JSON object"),
         (["generate", "--kv-cache-memory", "3XB"], "'3XB' is no size: write bytes, 512MiB or 1GiB"),
         (["generate", "--scheduling-policy", "lifo"], "invalid choice: 'lifo'"),
         (["generate", "--threads", "0"], "--threads must be at least 1, got 0"),
@@ -421,6 +424,37 @@ def test_trace_writes_both_files_and_prints_the_totals(
     assert rows["prefix cache"].startswith(f"{2 * hit} of {3 * num_prompt} tokens hit")
     assert rows["preemptions"] == "0"
     assert rows["peak running, waiting"] == "2, 1"
+
+
+def test_speculation_is_an_option_in_json_and_trace_says_what_became_of_the_drafts(
+    model: str, tier_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is its own draft model: of five tokens the first step gives one, and the second the other four."""
+    file, out = tmp_path / "w.jsonl", tmp_path / "run.json"
+    file.write_text(TRACED)
+    table = {"method": "draft_model", "model": model, "num_speculative_tokens": 3}
+    arguments = ["--model", model, "--tier", tier_name, "--speculative", json.dumps(table), "--out", str(out)]
+    assert main(["trace", str(file), *arguments]) == 0
+    lines = [line.strip().split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = {columns[0]: columns[-1].strip() for columns in lines}
+    assert rows["tokens sampled"] == "15"
+    assert rows["drafts accepted"] == "9 of 9"
+    traces = read_trace(out)
+    assert list(traces[1].draft_token_ids) == ["r0", "r1"]
+    assert {traces[1].kinds[name] for name in traces[1].draft_token_ids} == {"decode"}
+    assert traces[1].sampled_token_ids["r0"][:3] == traces[1].draft_token_ids["r0"]
+
+
+def test_diff_compares_runs_with_speculation(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "w.jsonl"
+    table = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    file.write_text(
+        TRACED.replace('"max_num_seqs": 2', f'"max_num_seqs": 2, "speculative": {json.dumps(table)}')
+    )
+    assert main(["diff", str(file), "--model", model]) == 0
+    assert "equal" in capsys.readouterr().out
 
 
 def test_trace_without_a_file_prints_only_the_totals_and_the_command_line_wins(
@@ -597,3 +631,60 @@ def test_a_conversation_that_outgrows_the_model_says_how_to_go_on(
     assert "max_model_len is 64" in printed
     assert "/reset starts a new conversation." in printed
     assert [message["content"] for message in loop.messages][:1] == ["Hi"]
+
+
+SCHEMA = (
+    '{"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "maxProperties": 1}'
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--regex", "[0-9]{3}"], "[0-9]{3}"),
+        (["--choice", "tea", "--choice", "coffee"], "tea|coffee"),
+        (["--grammar", 'start: "(" "x" ")"'], r"\(x\)"),
+        (["--json-schema", SCHEMA, "--disable-any-whitespace"], r'\{"a":"[xy]"\}'),
+        (["--json-object", "--disable-any-whitespace", "--logit-bias", "94=100"], r"\{\}"),
+    ],
+)
+def test_the_text_of_generate_is_what_the_options_ask_for(
+    model: str, tier_name: str, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert (
+        main(generate(model, "--max-tokens", "20", "--tier", tier_name, "--json", *arguments, "Hello")) == 0
+    )
+    ((output,),) = (line["outputs"] for line in json_lines(capsys.readouterr().out))
+    assert re.fullmatch(expected, output["text"])
+
+
+def test_a_schema_and_a_grammar_may_stand_in_a_file(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA, encoding="utf-8")
+    (tmp_path / "grammar.lark").write_text("start: A\nA: /x+y/\n", encoding="utf-8")
+    options = generate(model, "--max-tokens", "40", "--json", "--logit-bias", "91=9")
+    assert (
+        main([*options, "--json-schema", str(tmp_path / "schema.json"), "--disable-any-whitespace", "Hello"])
+        == 0
+    )
+    assert main([*options, "--grammar", str(tmp_path / "grammar.lark"), "Hello"]) == 0
+    first, second = (line["outputs"][0]["text"] for line in json_lines(capsys.readouterr().out))
+    assert json.loads(first)["a"] in ("x", "y")
+    assert re.fullmatch("x+y", second)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--regex", "a", "--choice", "b"], "structured_outputs needs exactly one of"),
+        (["--json-schema", "no-such-file.json"], "the file 'no-such-file.json' cannot be read"),
+        (["--grammar", "no-such-file"], "the file 'no-such-file' cannot be read"),
+        (["--regex", "[a"], "structured_outputs.regex cannot be compiled"),
+    ],
+)
+def test_options_of_guided_decoding_that_make_no_sense_are_one_sentence(
+    model: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(generate(model, *arguments, "Hello")) == 2
+    assert message in capsys.readouterr().err

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from reference.contracts.config import EngineConfig
+from reference.contracts.logits import unpack_bitmask
 from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler, Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
+from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.contracts.trace import CacheSnapshot
 from reference.frontend import cli
 from reference.frontend.diff import compare_tiers
@@ -61,8 +63,10 @@ class PlantedTier:
             self.change_scheduler(scheduler)
         return scheduler
 
-    def make_model_runner(self, config: EngineConfig, checkpoint: Checkpoint) -> ModelRunner:
-        runner = self.base.make_model_runner(config, checkpoint)
+    def make_model_runner(
+        self, config: EngineConfig, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None = None
+    ) -> ModelRunner:
+        runner = self.base.make_model_runner(config, checkpoint, draft_checkpoint)
         execute = runner.execute
 
         def changed(schedule: SchedulerOutput) -> ModelRunnerOutput:
@@ -167,8 +171,8 @@ def test_a_tie_is_excused_and_the_other_requests_are_compared_to_the_end(model: 
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
 
         return PlantedTier(change_output=change)
@@ -179,13 +183,39 @@ def test_a_tie_is_excused_and_the_other_requests_are_compared_to_the_end(model: 
     assert report.num_tokens > 36  # all tokens of the other three
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_decision_under_a_grammar_is_one_between_the_tokens_it_allows(model: str, is_tied: bool) -> None:
+    """ "0" and "9" are equal or not; that a forbidden token lies far above, or level with the best, does not count."""
+
+    def run(flip: bool) -> Any:
+        def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
+            if schedule.step == 2 and "r2" in output.sampled_token_ids:
+                assert output.logits is not None
+                row = output.logits["r2"] = output.logits["r2"].copy()  # [1, V]
+                allowed = np.flatnonzero(unpack_bitmask(schedule.grammar_bitmasks["r2"][0], row.shape[1]))
+                first, last = int(allowed[0]), int(allowed[-1])
+                row[0, allowed] = 0.0
+                row[0, [first, last]] = 5.0, 5.0 if is_tied else 4.0
+                row[0, 200] = 9.0 if is_tied else 5.0
+                output.sampled_token_ids["r2"] = [last if flip else first]
+
+        return PlantedTier(change_output=change)
+
+    workload = make_workload(temperature=0, structured_outputs=StructuredOutputsParams(regex="[0-9]+"))
+    report = compare_tiers((run(False), run(True)), model, workload)
+    assert report.is_equal == is_tied
+    decision = (report.excused[0] if is_tied else report.divergence).decision  # type: ignore[union-attr]
+    assert decision is not None
+    assert decision.margin == pytest.approx(0.0 if is_tied else 1.0)
+
+
 def test_after_an_excuse_a_wrong_token_of_another_request_is_still_found(model: str) -> None:
     def run(flip: bool) -> Any:
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
             if flip and schedule.step == 8 and "r0" in output.sampled_token_ids:
                 output.sampled_token_ids["r0"] = [(output.sampled_token_ids["r0"][0] + 1) % 300]
@@ -207,8 +237,8 @@ def test_after_an_excuse_an_abort_may_strike_at_another_token_but_another_end_is
         def change(schedule: SchedulerOutput, output: ModelRunnerOutput) -> None:
             if schedule.step == 5 and "r2" in output.sampled_token_ids:
                 assert output.logits is not None
-                output.logits["r2"] = tie(output.logits["r2"])
-                best, second = np.argsort(-output.logits["r2"], kind="stable")[:2]
+                output.logits["r2"] = tie(output.logits["r2"][0])[None]
+                best, second = np.argsort(-output.logits["r2"][0], kind="stable")[:2]
                 output.sampled_token_ids["r2"] = [int(second if flip else best)]
             if flip and schedule.step == 8:  # the last before the abort
                 output.sampled_token_ids.pop("r1")
@@ -306,3 +336,56 @@ def test_long_values_are_shown_around_the_first_difference(
     first: object, second: object, expected: tuple[str, str]
 ) -> None:
     assert excerpts(first, second) == expected
+
+
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+
+
+def repeated_workload() -> Workload:
+    """Sampled from few tokens, so that the sequence repeats itself and drafts are accepted."""
+    workload = make_workload(temperature=1.0)
+    requests = tuple(
+        replace(r, params=replace(r.params, allowed_token_ids=[40, 41, 42])) for r in workload.requests
+    )
+    return replace(workload, requests=requests)
+
+
+def test_several_tokens_a_step_are_compared_one_by_one(model: str) -> None:
+    report = compare_tiers((reference(), load_tier("fast")), model, repeated_workload(), speculative=NGRAMS)
+    plain = compare_tiers((reference(), load_tier("fast")), model, repeated_workload())
+    assert report.is_equal
+    assert report.excused == []
+    assert report.num_steps < plain.num_steps
+    assert report.num_tokens >= plain.num_tokens == 48
+
+
+def test_a_wrong_token_behind_an_accepted_draft_is_found_at_its_position(model: str) -> None:
+    """The last token of the first run of several becomes another one, that its row of logits does not support."""
+    planted: list[tuple[str, int, int]] = []  # request, output position, true token
+    num_output: dict[str, int] = {}
+
+    def change(_: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for name, token_ids in output.sampled_token_ids.items():
+            if len(token_ids) > 1 and not planted:
+                planted.append((name, num_output.get(name, 0) + len(token_ids) - 1, token_ids[-1]))
+                token_ids[-1] = 43
+            num_output[name] = num_output.get(name, 0) + len(token_ids)
+
+    tiers: Any = (reference(), PlantedTier(change_output=change))
+    report = compare_tiers(tiers, model, repeated_workload(), speculative=NGRAMS)
+    ((name, position, token),) = planted
+    assert report.divergence is not None
+    assert (report.divergence.request_id, report.divergence.what) == (name, f"token {position}")
+    assert report.divergence.values == (token, 43)
+    assert position > 0
+
+
+def test_other_drafts_are_another_schedule(model: str) -> None:
+    def change(_: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for drafts in output.draft_token_ids.values():
+            drafts[-1] = 43
+
+    tiers: Any = (reference(), PlantedTier(change_output=change))
+    report = compare_tiers(tiers, model, repeated_workload(), speculative=NGRAMS)
+    assert report.divergence is not None
+    assert report.divergence.what == "draft_token_ids"

@@ -156,3 +156,83 @@ def test_the_cap_on_partial_prefills_arrives_in_the_config() -> None:
 def test_wrong_options_of_preemption_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         resolve(**options)
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+DRAFT = {"method": "draft_model", "model": "small", "num_speculative_tokens": 3}
+
+
+def test_without_the_option_nobody_guesses() -> None:
+    assert resolve().speculative is None
+    assert EngineArgs().draft_model is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "lookup"),
+    [
+        ({}, (2, 5)),
+        ({"prompt_lookup_max": 3}, (2, 3)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 7}, (7, 7)),
+        ({"prompt_lookup_min": 3, "prompt_lookup_max": 9}, (3, 9)),
+        ({"prompt_lookup_min": None, "prompt_lookup_max": None, "model": None}, (2, 5)),
+    ],
+)
+def test_ngram_speculation_has_the_defaults_that_fit_what_was_given(
+    keys: dict[str, Any], lookup: tuple[int, int]
+) -> None:
+    config = resolve(speculative=NGRAM | keys).speculative
+    assert config is not None
+    assert (config.method, config.num_speculative_tokens) == ("ngram", 4)
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == lookup
+
+
+def test_the_draft_model_has_a_pool_of_its_own_by_the_same_rules() -> None:
+    small = replace(SMOLLM, num_hidden_layers=3)  # a tenth of the bytes
+
+    def num_blocks(**keys: Any) -> int:
+        args = EngineArgs(speculative=DRAFT | keys, num_blocks=9, max_num_seqs=2, max_model_len=160)
+        assert args.draft_model == "small"
+        config = args.create_engine_config(SMOLLM, "cpu", small)
+        assert config.cache.num_blocks == 9
+        assert config.speculative is not None
+        assert config.speculative.draft_model is small
+        return config.speculative.num_draft_blocks
+
+    assert num_blocks() == 2 * 10 + 1  # two requests of full length
+    assert num_blocks(num_blocks=77) == 77
+    assert num_blocks(kv_cache_memory=5 * BLOCK_BYTES // 10) == 5
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("ngram", ["must be a table", "'ngram'"]),
+        ([], ["must be a table"]),
+        ({}, ["method", "'ngram' or 'draft_model'", "None"]),
+        (NGRAM | {"method": "eagle"}, ["method", "'eagle'"]),
+        (NGRAM | {"method": ["ngram"]}, ["method", "['ngram']"]),
+        (NGRAM | {"tokens": 3}, ["'tokens'", "num_speculative_tokens"]),
+        ({"method": "ngram"}, ["num_speculative_tokens"]),
+        (NGRAM | {"num_speculative_tokens": 0}, ["num_speculative_tokens", "at least 1", "0"]),
+        (NGRAM | {"num_speculative_tokens": "4"}, ["num_speculative_tokens", "integer", "'4'"]),
+        (NGRAM | {"num_speculative_tokens": True}, ["num_speculative_tokens", "integer"]),
+        (NGRAM | {"prompt_lookup_min": 0}, ["prompt_lookup_min", "at least 1"]),
+        (NGRAM | {"prompt_lookup_max": 2.5}, ["prompt_lookup_max", "integer"]),
+        (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, ["(4)", "(3)"]),
+        (NGRAM | {"model": "small"}, ["model", "'draft_model'", "'ngram'"]),
+        (NGRAM | {"num_blocks": 9}, ["num_blocks", "'draft_model'"]),
+        (DRAFT | {"prompt_lookup_max": 9}, ["prompt_lookup_max", "'ngram'"]),
+        (DRAFT | {"model": None}, ["model", "None"]),
+        (DRAFT | {"model": 7}, ["model", "7"]),
+        (DRAFT | {"num_blocks": 1}, ["num_blocks", "at least 2"]),
+        (DRAFT | {"num_blocks": 9, "kv_cache_memory": 10**9}, ["num_blocks and kv_cache_memory"]),
+        (DRAFT | {"kv_cache_memory": 10}, ["kv_cache_memory", "two blocks"]),
+    ],
+)
+def test_a_wrong_speculative_table_is_one_sentence_that_says_what_is_wrong(
+    table: Any, words: list[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+\.$") as caught:
+        EngineArgs(speculative=table).create_engine_config(SMOLLM, "cpu", SMOLLM)
+    assert all(word in str(caught.value) for word in words), caught.value

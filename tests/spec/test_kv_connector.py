@@ -58,6 +58,15 @@ def test_a_connector_is_asked_behind_the_prefix_hit_and_told_of_admission_and_en
     ]
 
 
+def test_a_connector_is_not_asked_for_a_prompt_that_is_scored(tier: Tier) -> None:
+    driver = Driver(tier, make_config(block_size=BLOCK_SIZE))
+    connector = DiaryConnector()
+    driver.scheduler.kv_connector = connector
+    driver.add(make_request("a", 6, max_tokens=1, prompt_logprobs=0))
+    driver.run()
+    assert [entry[0] for entry in connector.diary] == ["alloc", "finished"]
+
+
 def test_a_request_that_failed_is_not_offered_to_the_connector(tier: Tier) -> None:
     driver = Driver(tier, make_config(block_size=BLOCK_SIZE))
     connector = DiaryConnector()

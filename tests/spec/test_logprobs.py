@@ -90,7 +90,7 @@ def test_they_are_of_the_raw_logits_whatever_is_done_to_them_before_the_draw(mod
 
     def keep(_: SchedulerOutput, output: ModelRunnerOutput) -> None:
         assert output.logits is not None
-        rows.extend(output.logits.values())
+        rows.extend(row for sampled in output.logits.values() for row in sampled)
 
     params = SamplingParams(
         logprobs=3, logit_bias={77: 100}, temperature=0.7, top_k=5, max_tokens=4, ignore_eos=True

@@ -14,6 +14,7 @@ from reference.frontend.logger import logger
 from reference.frontend.metrics import (
     LOG_INTERVAL_S,
     RECENT,
+    DraftMetrics,
     Durations,
     EngineMetrics,
     PrefixCacheMetrics,
@@ -242,3 +243,63 @@ def test_a_stat_logger_takes_no_figures_before_its_time(tier: Tier) -> None:
     clock.now += LOG_INTERVAL_S
     stats.step()
     assert metrics.num_snapshots == 1
+
+
+def test_drafts_are_counted_when_they_were_checked_and_by_position() -> None:
+    """Behaviour 51: of 1 2 3 the model draws 1 and then 5."""
+    drafts = DraftMetrics([0, 0, 0])
+    drafts.observe([1, 2, 3], [1, 5])
+    assert (drafts.num_verifications, drafts.num_draft_tokens, drafts.num_accepted_tokens) == (1, 3, 1)
+    assert drafts.accepted_per_position == [1, 0, 0]
+    drafts.observe([4, 5], [4, 5, 6])
+    drafts.observe([7], [8])
+    assert (drafts.num_verifications, drafts.num_draft_tokens, drafts.num_accepted_tokens) == (3, 6, 3)
+    assert drafts.accepted_per_position == [2, 1, 0]
+
+
+def test_drafts_without_a_sampled_token_count_for_nothing() -> None:
+    """Behaviour 49: the request ended with an error, or was aborted."""
+    drafts = DraftMetrics([0, 0])
+    drafts.observe([1, 2], [])
+    drafts.observe([], [3])
+    assert drafts == DraftMetrics([0, 0])
+
+
+def test_a_verification_that_breaks_down_leaves_the_draft_figures_as_they_were(tier: Tier) -> None:
+    """Steps begin at the positions 0, 1 and 5; the last of them is the second with drafts."""
+    engine, _ = make_engine(tier, nan_at={"a": 5}, num_drafts=3)
+    add(engine, "a", [300, 301], 20)
+    run(engine)
+    now = engine.metrics.snapshot()
+    assert now.requests_finished == {"error": 1}
+    assert (now.num_drafts, now.num_draft_tokens, now.num_accepted_tokens) == (1, 3, 3)
+
+
+def test_an_engine_reports_its_drafts_in_figures_and_in_the_log(
+    tier: Tier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten tokens: one, then two runs of 1 + 3, and the last alone."""
+    engine, _ = make_engine(tier, num_drafts=3)
+    clock = Clock()
+    engine.metrics.clock = engine.stat_logger.clock = clock
+    engine.stat_logger.restart()
+    add(engine, "a", [300, 301], 10)
+    with caplog.at_level(logging.INFO, logger="twinfer"):
+        run(engine)
+        clock.now += LOG_INTERVAL_S
+        engine.stat_logger.step()
+    now = engine.metrics.snapshot()
+    assert (now.num_drafts, now.num_draft_tokens, now.num_accepted_tokens) == (2, 6, 6)
+    assert now.num_accepted_tokens_per_position == (2, 2, 2)
+    assert (now.draft_acceptance_rate, now.mean_acceptance_length) == (1.0, 4.0)
+    assert caplog.messages[-1].endswith("Drafts 6, accepted 6 (100.0%), 4.00 tokens a verification.")
+
+
+def test_without_speculation_there_are_no_figures_of_it(tier: Tier) -> None:
+    engine, _ = make_engine(tier)
+    add(engine, "a", [300, 301], 5)
+    run(engine)
+    now = engine.metrics.snapshot()
+    assert (now.num_drafts, now.num_draft_tokens, now.num_accepted_tokens) == (0, 0, 0)
+    assert (now.num_accepted_tokens_per_position, now.draft_acceptance_rate) == ((), 0.0)
+    assert now.mean_acceptance_length == 1.0

@@ -23,6 +23,7 @@ class Answer(ABC):
     object_name: str
     stream_object_name: str
     id_prefix: str
+    is_echo_alone = False  # nothing that was generated is shown
 
     def __init__(
         self,
@@ -77,7 +78,13 @@ class Answer(ABC):
             for index, output in enumerate(outputs)
             for completion in output.outputs
         ]
-        return self.head(self.object_name) | {"choices": choices, "usage": generation.usage().render()}
+        return self.head(self.object_name) | {"choices": choices, "usage": self._usage(generation)}
+
+    def _usage(self, generation: Generation) -> dict[str, Any]:
+        usage = generation.usage()
+        if self.is_echo_alone:
+            usage.completion_tokens = 0
+        return usage.render()
 
     async def stream(self, generation: Generation) -> AsyncIterator[str]:
         """The answer as events. An error becomes an event too: a stream always ends with `[DONE]`."""
@@ -88,10 +95,10 @@ class Answer(ABC):
                     for choice in self.chunk_choices(index, output, completion):
                         chunk = head | {"choices": [choice]}
                         if self.wants_continuous_usage:
-                            chunk["usage"] = generation.usage().render()
+                            chunk["usage"] = self._usage(generation)
                         yield event(chunk)
             if self.wants_usage:
-                yield event(head | {"choices": [], "usage": generation.usage().render()})
+                yield event(head | {"choices": [], "usage": self._usage(generation)})
         except APIError as error:
             yield event(error.content())
         yield DONE

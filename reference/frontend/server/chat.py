@@ -6,7 +6,7 @@ from typing import Any
 
 from reference.frontend.outputs import CompletionOutput, RequestOutput
 from reference.frontend.server.answer import Answer
-from reference.frontend.server.logprobs import chat_logprobs
+from reference.frontend.server.logprobs import chat_logprobs, prompt_logprobs
 from reference.frontend.server.protocol import ChatCompletionRequest
 
 
@@ -20,7 +20,10 @@ class ChatAnswer(Answer):
 
     def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         message = {"role": "assistant", "content": completion.text, "refusal": None}
-        return self._choice(completion) | {"message": message} | self._token_ids(completion)
+        choice = self._choice(completion) | {"message": message} | self._token_ids(completion)
+        if output.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        return choice
 
     def chunk_choices(
         self, index: int, output: RequestOutput, completion: CompletionOutput

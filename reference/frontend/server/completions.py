@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from reference.frontend.outputs import CompletionOutput, RequestOutput
 from reference.frontend.server.answer import Answer
 from reference.frontend.server.generation import Usage
-from reference.frontend.server.logprobs import CompletionLogprobs
+from reference.frontend.server.logprobs import CompletionLogprobs, Table, prompt_logprobs
 from reference.frontend.server.prompts import PromptInput
 from reference.frontend.server.protocol import CompletionRequest
 
@@ -18,6 +19,11 @@ class CompletionAnswer(Answer):
     request: CompletionRequest
     object_name = stream_object_name = "text_completion"
     id_prefix = "cmpl"
+
+    @property
+    def is_echo_alone(self) -> bool:  # type: ignore[override]
+        """The prompt was scored, and what was generated on the way is not shown."""
+        return self.request.echo and self.request.max_tokens == 0
 
     def echo(self) -> dict[str, Any]:
         """The answer to `echo` with no tokens to generate: the prompts."""
@@ -46,25 +52,36 @@ class CompletionAnswer(Answer):
 
     def _new_text(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         """A choice with what is new; in an answer of one piece that is everything."""
+        if self.is_echo_alone:
+            nothing: list[Table] | None = None if completion.logprobs is None else []
+            completion = replace(completion, text="", token_ids=[], logprobs=nothing, stop_reason=None)
+            completion.finish_reason = completion.finish_reason and "length"
         number = index * self.n + completion.index
         is_first = self.is_first(number)
         prompt = self.prompts[index]
-        text = completion.text
-        echoed = self._prompt_text(prompt) if self.request.echo and is_first else ""
-        choice = self._choice(number, echoed + text, completion.finish_reason, completion.stop_reason)
+        is_echo = self.request.echo and is_first
+        text = (self._prompt_text(prompt) if is_echo else "") + completion.text
+        choice = self._choice(number, text, completion.finish_reason, completion.stop_reason)
         if completion.logprobs is not None:
-            renderer = self._logprobs(number, prompt)
-            choice["logprobs"] = renderer.render(completion.token_ids, completion.logprobs)
+            tables = (output.prompt_logprobs or []) if is_echo else []
+            token_ids = prompt.token_ids if is_echo else []
+            choice["logprobs"] = self._render_logprobs(
+                number, token_ids + completion.token_ids, [*tables, *completion.logprobs], len(token_ids)
+            )
+        if self.request.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
         if self.request.return_token_ids:
             choice["token_ids"] = completion.token_ids
             choice["prompt_token_ids"] = prompt.token_ids if is_first else None
         return choice
 
-    def _logprobs(self, number: int, prompt: PromptInput) -> CompletionLogprobs:
-        if number not in self.logprobs:
-            offset = len(self._prompt_text(prompt)) if self.request.echo else 0
-            self.logprobs[number] = CompletionLogprobs(self.tokenizer, self.request.logprobs or 0, offset)
-        return self.logprobs[number]
+    def _render_logprobs(
+        self, number: int, token_ids: list[int], tables: list[Table | None], num_prompt_tokens: int
+    ) -> dict[str, Any]:
+        renderer = self.logprobs.setdefault(
+            number, CompletionLogprobs(self.tokenizer, self.request.logprobs or 0)
+        )
+        return renderer.render(token_ids, tables, num_prompt_tokens)
 
     def _prompt_text(self, prompt: PromptInput) -> str:
         return self.tokenizer.decode(prompt.token_ids, False) if prompt.text is None else prompt.text

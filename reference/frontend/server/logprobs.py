@@ -7,6 +7,7 @@ never look alike, and `bytes` holds them: joined over all tokens they are the UT
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from reference.frontend.outputs import Logprob
@@ -28,21 +29,30 @@ class CompletionLogprobs:
     Offsets are characters of the text: all tokens of one character stand where the character begins.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self.tokenizer = tokenizer
         self.num_top = num_top
-        self._offset = offset  # characters of the text in front of it
+        self._offset = 0  # characters of the text in front of a token
         self._partial = b""  # a character that is not complete yet
 
-    def render(self, token_ids: Sequence[int], tables: Sequence[Table]) -> dict[str, Any]:
-        tokens, logprobs, top, offsets = [], [], [], []
-        for token_id, table in zip(token_ids, tables, strict=True):
+    def render(
+        self, token_ids: Sequence[int], tables: Sequence[Table | None], num_prompt_tokens: int = 0
+    ) -> dict[str, Any]:
+        """The next tokens; so many of them are the prompt's.
+
+        The prompt is shown with its special tokens. Its first one has no table, and null in the place of a logprob.
+        """
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for position, (token_id, table) in enumerate(zip(token_ids, tables, strict=True)):
             content = self.tokenizer.token_bytes(token_id)
             tokens.append(token_text(content))
-            logprobs.append(table[token_id].logprob)
-            top.append(self._top(token_id, table))
+            logprobs.append(None if table is None else table[token_id].logprob)
+            top.append(None if table is None else self._top(token_id, table))
             offsets.append(self._offset)
-            if token_id not in self.tokenizer.special_ids:
+            if position < num_prompt_tokens or token_id not in self.tokenizer.special_ids:
                 self._advance(content)
         return {
             "tokens": tokens,
@@ -71,6 +81,14 @@ class CompletionLogprobs:
             else:  # no text at all: shown with replacement characters
                 self._offset += len(known.decode(errors="replace"))
                 self._partial = b""
+
+
+def prompt_logprobs(tables: Sequence[Table | None]) -> list[dict[str, Any] | None]:
+    """The extra field `prompt_logprobs` of both endpoints, as vLLM gives it: by token id, the prompt's token first."""
+    return [
+        None if table is None else {str(token_id): asdict(entry) for token_id, entry in table.items()}
+        for table in tables
+    ]
 
 
 def chat_logprobs(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.contracts.sampling_params import SamplingParams
+from reference.contracts.structured_outputs import StructuredOutputsParams
 from reference.frontend.async_engine import AsyncLLM
 from reference.frontend.server.args import Limits
 from reference.frontend.server.errors import APIError, bad_request
@@ -115,16 +116,37 @@ def sampling_params(request: GenerationRequest, limits: Limits) -> SamplingParam
     if isinstance(request, CompletionRequest):
         max_tokens: int | None = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         options["logprobs"] = request.logprobs
-        if request.echo and max_tokens == 0:
-            max_tokens = 1  # nothing will be generated
+        if request.echo:
+            if max_tokens == 0:
+                max_tokens = 1  # it is generated for the logprobs of the prompt, and not shown
+            if request.logprobs is not None and request.prompt_logprobs is None:
+                options["prompt_logprobs"] = request.logprobs
     else:
         assert isinstance(request, ChatCompletionRequest)
         max_tokens = chat_max_tokens(request)
         options["logprobs"] = _chat_logprobs(request)
+    if request.stream and request.prompt_logprobs is not None:
+        raise APIError(400, "'prompt_logprobs' is not supported in a stream.", "prompt_logprobs")
+    options["structured_outputs"] = _structured_outputs(request)
     try:
         return SamplingParams(max_tokens=max_tokens, **options)
     except ValueError as error:
         raise bad_request(error, type(request).model_fields) from None
+
+
+def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+    tables = request.structured_tables()
+    if not tables:
+        return None
+    if len(tables) > 1:
+        raise APIError(
+            400, f"{' and '.join(tables)} constrain the output in several ways; give one.", next(iter(tables))
+        )
+    ((field, table),) = tables.items()
+    try:
+        return StructuredOutputsParams.from_json(table)
+    except ValueError as error:
+        raise APIError(400, str(error), field) from None
 
 
 def chat_max_tokens(request: ChatCompletionRequest) -> int | None:

@@ -49,6 +49,24 @@ class StreamOptions(Strict):
     refused = {"include_obfuscation": ((False,), "nothing is added to a stream")}
 
 
+class JsonSchema(Strict):
+    name: str | None = Field(None, max_length=64)
+    description: str | None = Field(None, max_length=4096)
+    content: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("'json_schema' belongs to the type json_schema, and is needed there.")
+        return self
+
+
 class GenerationRequest(Strict):
     """Fields that completions and chats have in common."""
 
@@ -78,13 +96,34 @@ class GenerationRequest(Strict):
     priority: Int64 | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     return_token_ids: bool = False
+    prompt_logprobs: Int64 | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def structured_tables(self) -> dict[str, dict[str, Any]]:
+        """What constrains the output, by the field that says so, in the form of vLLM's `structured_outputs`."""
+        tables = {}
+        for kind in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{kind}")
+            if value is not None:
+                tables[f"guided_{kind}"] = {kind: value}
+        if self.structured_outputs is not None:
+            tables["structured_outputs"] = self.structured_outputs
+        if self.response_format is not None and self.response_format.type != "text":
+            schema = self.response_format.json_schema
+            tables["response_format"] = {"json_object": True} if schema is None else {"json": schema.content}
+        return tables
 
     def sampling_options(self) -> dict[str, Any]:
         """Fields that go to `SamplingParams` as they are."""
         names = (
             "n", "seed", "stop", "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias",
             "top_k", "min_p", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
-            "min_tokens", "skip_special_tokens", "allowed_token_ids", "bad_words",
+            "min_tokens", "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -95,13 +134,6 @@ _COMMON_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "beam search does not exist here"),
     "length_penalty": ((1, 1.0), "it belongs to beam search"),
     "early_stopping": ((False,), "it belongs to beam search"),
-    "response_format": (({"type": "text"},), "the output cannot be constrained"),
-    "structured_outputs": ((), "the output cannot be constrained"),
-    "guided_json": ((), "the output cannot be constrained"),
-    "guided_regex": ((), "the output cannot be constrained"),
-    "guided_choice": ((), "the output cannot be constrained"),
-    "guided_grammar": ((), "the output cannot be constrained"),
-    "prompt_logprobs": ((), "logprobs are of generated tokens"),
     "logits_processors": (([],), "a request cannot bring code"),
     "truncate_prompt_tokens": ((), "a prompt is taken as it is, or refused"),
     "spaces_between_special_tokens": ((True,), "the tokenizer decides"),

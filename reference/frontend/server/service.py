@@ -67,13 +67,9 @@ class Service:
 
     async def _complete(self, http: Request, request: CompletionRequest) -> Response:
         params = sampling_params(request, self.limits)
-        if request.echo and request.logprobs is not None:
-            raise APIError(
-                400, "'logprobs' with 'echo' is not supported: logprobs are of generated tokens.", "logprobs"
-            )
         prompts = await completion_prompts(request, self.engine, self.limits)
         max_tokens = params.max_tokens
-        if request.echo and request.max_tokens == 0:
+        if request.echo and request.max_tokens == 0 and params.prompt_logprobs is None:
             return await self._echo(http, request, prompts)
         for prompt in prompts:
             check_length(prompt, max_tokens, self.engine, "max_tokens")

@@ -1,0 +1,183 @@
+"""The CUDA kernels of `csrc/kernels`, each a ladder of rungs from naive to fast: `kernels.ladder("simt")` has them.
+
+Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, P pairs, C hidden
+size, F ffn size, V vocabulary, R rows. Data is float32, float16 or bfloat16, one of them in all tensors of a call,
+and computed in float32. A tensor described as "rows" may have any stride between its outermost entries;
+everything else must be contiguous.
+
+Every method takes `rung`, a name out of `Ladder.rungs`; "" is the highest that takes the call. The cards at the head
+of the .cuh files say what each rung does and why it is faster. Every method raises ValueError for a bad tensor, an
+index out of range or a rung that cannot take the call, before anything is written, and RuntimeError for what the
+emulator finds wrong in a kernel: block, thread, file and line are in the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """All kernels of one device.
+
+    Attributes:
+        module: the compiled module, `fast._simt`.
+        seed: 0 runs the threads of a block in ascending order; any other number draws a new order for each round
+            between two barriers. A correct kernel gives the same values for every seed.
+        threads: OS threads that blocks are spread over.
+        architecture: the GPU whose launch limits hold: "sm_80", "sm_86", "sm_89" or "sm_90".
+    """
+
+    module: ModuleType
+    seed: int = 0
+    threads: int = 1
+    architecture: str = "sm_80"
+    _how: Any = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an unknown architecture, no thread at all, or a seed outside [0, 2 ** 64)."""
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed: expected an unsigned 64-bit number, got {self.seed}.")
+        simulation = self.module.Simulation(self.seed, self.threads, self.architecture)
+        object.__setattr__(self, "_how", simulation)
+
+    @property
+    def rungs(self) -> Mapping[str, tuple[str, ...]]:
+        """Operation -> the names of its rungs, from naive to fast."""
+        names: Mapping[str, tuple[str, ...]] = self.module.rungs()
+        return names
+
+    def rms_norm(
+        self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, rung: str = ""
+    ) -> None:
+        """out = x / sqrt(mean(x ** 2) + eps) * weight for each row.
+
+        Args:
+            out: [T, C], rows, written; may be `x`.
+            x: [T, C], rows.
+            weight: [C].
+        """
+        self.module.rms_norm(out, x, weight, eps, rung, self._how)
+
+    def fused_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rung: str = ""
+    ) -> None:
+        """residual += x, then x = rms_norm(residual); the norm sees the residual as it was rounded.
+
+        Rungs are those of "rms_norm".
+
+        Args:
+            x: [T, C], rows, replaced.
+            residual: [T, C], rows, updated in place.
+            weight: [C].
+        """
+        self.module.fused_add_rms_norm(x, residual, weight, eps, rung, self._how)
+
+    def reshape_and_cache(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Copies each token's K and V into its slot of the paged cache. Rungs are those of "cache_write".
+
+        Args:
+            key, value: [T, Hkv, D], rows.
+            k_cache, v_cache: [N, B, Hkv, D], written in place.
+            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block.
+        """
+        self.module.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, rung, self._how)
+
+    def copy_blocks(
+        self, k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor, rung: str = ""
+    ) -> None:
+        """Copies whole blocks within the cache, all pairs at the same time.
+
+        Args:
+            k_cache, v_cache: [N, B, Hkv, D], written in place.
+            block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
+        """
+        self.module.copy_blocks(k_cache, v_cache, block_mapping, rung, self._how)
+
+    def paged_attention(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        rung: str = "",
+    ) -> None:
+        """Attention of one query a sequence, its newest token, over the paged cache: the decode step.
+
+        Query head h reads KV head h // (H // Hkv). Kwon et al., SOSP 2023.
+
+        Args:
+            out: [S, H, D], rows, written; zeros for a sequence of length 0.
+            query: [S, H, D], rows, D at most 256.
+            k_cache, v_cache: [N, B, Hkv, D].
+            block_tables: int32 [S, max_blocks], rows; entries past the last token or wholly left of the window are
+                not read.
+            seq_lens: int32 [S], tokens in the cache, the query's own included.
+            scale: factor on query . key, usually D ** -0.5.
+            window: how many of the newest tokens are seen; 0 is all.
+        """
+        self.module.paged_attention(
+            out, query, k_cache, v_cache, block_tables, seq_lens, scale, window, rung, self._how
+        )
+
+    def silu_and_mul(self, out: torch.Tensor, gate_up: torch.Tensor, rung: str = "") -> None:
+        """out = silu(gate) * up. Rungs are those of "silu_mul".
+
+        Args:
+            out: [T, F], rows, written.
+            gate_up: [T, 2F], rows; the F numbers of the gate, then the F of up.
+        """
+        self.module.silu_and_mul(out, gate_up, rung, self._how)
+
+    def rotary_embedding(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Rotates query and key in place: dimensions i and i + D/2 form a pair. Rungs are those of "rotary".
+
+        Args:
+            positions: int64 [T].
+            query: [T, H, D], rows, D even and at most 256.
+            key: [T, Hkv, D], rows.
+            cos_sin_cache: float32 [max_pos, D] whatever the others are; D/2 cosines, then D/2 sines.
+        """
+        self.module.rotary_embedding(positions, query, key, cos_sin_cache, rung, self._how)
+
+    def softmax(self, out: torch.Tensor, x: torch.Tensor, rung: str = "") -> None:
+        """out = exp(x - max(x)) / sum(exp(x - max(x))) for each row.
+
+        Args:
+            out: [R, V], rows, written; may be `x`.
+            x: [R, V], rows.
+        """
+        self.module.softmax(out, x, rung, self._how)
+
+    def argmax(self, out: torch.Tensor, x: torch.Tensor, rung: str = "") -> None:
+        """out = the index of each row's largest number, the lowest of equals; -1 for a row with a NaN.
+
+        Args:
+            out: int64 [R], written.
+            x: [R, V], rows, V at least 1.
+        """
+        self.module.argmax(out, x, rung, self._how)

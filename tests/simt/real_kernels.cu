@@ -1,0 +1,219 @@
+// Every rung of every operation of csrc/kernels on small ragged shapes, in all three types, for the sanitizers to watch.
+// `real_kernels OPERATION RUNG SEED` prints "ok" when the values agree with those of the first rung; values against
+// NumPy are the business of tests/kernels. `real_kernels --list` prints "OPERATION RUNGS" a line.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cuda/launchers.h"
+#include "kernels/numeric.cuh"
+
+namespace {
+
+using namespace twinfer::device;
+
+// Rounded to T; the same numbers for the same salt.
+template <class T>
+std::vector<T> numbers(size_t count, unsigned salt) {
+  std::vector<T> x(count);
+  for (size_t i = 0; i < count; ++i) {
+    const unsigned mixed = (static_cast<unsigned>(i) + 1) * 2654435761u + salt * 40503u;
+    x[i] = from_float<T>(static_cast<float>(mixed >> 16 & 1023) / 256.0f - 2.0f);
+  }
+  return x;
+}
+
+template <class T>
+void append(std::vector<float>& all, const std::vector<T>& x) {
+  for (const T& each : x) all.push_back(to_float(each));
+}
+
+using Values = std::vector<float>;
+
+// Shapes are small because ThreadSanitizer takes a millisecond a CUDA thread, and large enough for several blocks, more
+// than one round of a block's threads, and a ragged end. Vectorised rungs want whole vectors in a row.
+constexpr int kRows = 2;
+
+std::vector<int> row_sizes(int rung, int vectorised, int longest) {
+  return rung == vectorised ? std::vector<int>{longest} : std::vector<int>{longest, 37};
+}
+
+template <class T>
+Values run_rms_norm(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 4, 2056)) {
+    const std::vector<T> x = numbers<T>(kRows * size, 1), weight = numbers<T>(size, 2);
+    std::vector<T> out(kRows * size), residual = numbers<T>(kRows * size, 3);
+    rms_norm<T>({out.data(), x.data(), nullptr, weight.data(), size, size, 0, kRows, size, 1e-5f}, rung, nullptr);
+    append(all, out);
+    rms_norm<T>({out.data(), x.data(), residual.data(), weight.data(), size, size, size, kRows, size, 1e-5f}, rung, nullptr);
+    append(all, out);
+    append(all, residual);
+  }
+  return all;
+}
+
+template <class T>
+Values run_cache_write(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    const std::vector<T> key = numbers<T>(kRows * size, 1), value = numbers<T>(kRows * size, 2);
+    std::vector<T> k(8 * size), v(8 * size);
+    const std::vector<int64_t> slots{6, 3};
+    cache_write<T>({key.data(), value.data(), k.data(), v.data(), slots.data(), size, size, kRows, size}, rung, nullptr);
+    for (int64_t slot : slots) {
+      append(all, std::vector<T>(k.begin() + slot * size, k.begin() + (slot + 1) * size));
+      append(all, std::vector<T>(v.begin() + slot * size, v.begin() + (slot + 1) * size));
+    }
+  }
+  return all;
+}
+
+template <class T>
+Values run_copy_blocks(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    std::vector<T> k = numbers<T>(4 * size, 1), v = numbers<T>(4 * size, 2);
+    const std::vector<int64_t> pairs{0, 3, 0, 1};
+    copy_blocks<T>({k.data(), v.data(), pairs.data(), 2, size}, rung, nullptr);
+    append(all, k);
+    append(all, v);
+  }
+  return all;
+}
+
+template <class T>
+void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int window, int longest) {
+  constexpr int kBlockSize = 16, kSeqs = 2, kMaxBlocks = 18;
+  const std::vector<int32_t> lens{longest, 33};
+  const int row = heads * head_dim, splits = num_splits(longest);
+  std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
+  int32_t next = 0;
+  for (int s = 0; s < kSeqs; ++s) {
+    for (int i = 0; i * kBlockSize < lens[s]; ++i) tables[s * kMaxBlocks + i] = next++;
+  }
+  const size_t cache_size = static_cast<size_t>(next) * kBlockSize * kv_heads * head_dim;
+  const std::vector<T> query = numbers<T>(kSeqs * row, 1), k = numbers<T>(cache_size, 2), v = numbers<T>(cache_size, 3);
+  std::vector<T> out(kSeqs * row);
+  std::vector<float> means(kSeqs * row * splits), largest(kSeqs * heads * splits), sums(largest.size());
+  paged_attention<T>({out.data(), query.data(), k.data(), v.data(), tables.data(), lens.data(), row, row, kMaxBlocks,
+                      kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(), sums.data(),
+                      splits},
+                     longest, rung, nullptr);
+  append(all, out);
+}
+
+template <class T>
+Values run_paged_attention(int rung) {
+  Values all;
+  attend<T>(all, rung, 3, 1, 64, 0, 270);
+  attend<T>(all, rung, 2, 2, 128, 20, 40);
+  attend<T>(all, rung, 2, 1, 33, 0, 5);
+  return all;
+}
+
+template <class T>
+Values run_silu_mul(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    const std::vector<T> gate_up = numbers<T>(kRows * 2 * size, 1);
+    std::vector<T> out(kRows * size);
+    silu_mul<T>({out.data(), gate_up.data(), size, 2 * size, kRows, size}, rung, nullptr);
+    append(all, out);
+  }
+  return all;
+}
+
+template <class T>
+Values run_rotary(int rung) {
+  constexpr int kHeadDim = 34, kHeads = 3, kKvHeads = 1;
+  std::vector<T> query = numbers<T>(2 * kHeads * kHeadDim, 1), key = numbers<T>(2 * kKvHeads * kHeadDim, 2);
+  const std::vector<float> angles = numbers<float>(5 * kHeadDim, 3);
+  const std::vector<int64_t> positions{4, 1};
+  rotary<T>({positions.data(), query.data(), key.data(), angles.data(), kHeads * kHeadDim, kKvHeads * kHeadDim, 2,
+             kHeads, kKvHeads, kHeadDim},
+            rung, nullptr);
+  Values all;
+  append(all, query);
+  append(all, key);
+  return all;
+}
+
+template <class T>
+Values run_softmax(int rung) {
+  constexpr int kSize = 700;
+  const std::vector<T> x = numbers<T>(kRows * kSize, 1);
+  std::vector<T> out(kRows * kSize);
+  softmax<T>({out.data(), x.data(), kSize, kSize, kRows, kSize}, rung, nullptr);
+  Values all;
+  append(all, out);
+  return all;
+}
+
+template <class T>
+Values run_argmax(int rung) {
+  constexpr int kSize = 700;
+  const std::vector<T> x = numbers<T>(kRows * kSize, 1);
+  std::vector<int64_t> out(kRows);
+  argmax<T>({out.data(), x.data(), kSize, kRows, kSize}, rung, nullptr);
+  return Values(out.begin(), out.end());
+}
+
+struct Operation {
+  Values (*float32)(int);
+  Values (*float16)(int);
+  Values (*bfloat16)(int);
+};
+
+#define OPERATION(name) {#name, {run_##name<float>, run_##name<__half>, run_##name<__nv_bfloat16>}}
+const std::map<std::string, Operation> kOperations = {
+    OPERATION(rms_norm), OPERATION(cache_write), OPERATION(copy_blocks), OPERATION(paged_attention),
+    OPERATION(silu_mul), OPERATION(rotary),      OPERATION(softmax),     OPERATION(argmax),
+};
+
+// A vectorised rung leaves the odd row out, which comes last.
+bool agree(const Values& first, const Values& other, float tolerance) {
+  if (other.empty() || other.size() > first.size()) return false;
+  for (size_t i = 0; i < other.size(); ++i) {
+    if (!(std::fabs(first[i] - other[i]) <= tolerance * std::fmax(1.0f, std::fabs(first[i])))) {
+      std::printf("wrong: number %zu is %g, the first rung has %g\n", i, other[i], first[i]);
+      return false;
+    }
+  }
+  return true;
+}
+
+int run(const Operation& operation, int rung, uint64_t seed) {
+  const struct {
+    Values (*call)(int);
+    float tolerance;
+  } types[] = {{operation.float32, 1e-5f}, {operation.float16, 4e-3f}, {operation.bfloat16, 3e-2f}};
+  for (const auto& type : types) {
+    twinfer::simt::options().seed = 0;
+    const Values first = type.call(1);
+    twinfer::simt::options().seed = seed;
+    if (!agree(first, type.call(rung), type.tolerance)) return 2;
+  }
+  std::printf("ok\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count == 2) {
+    for (const Ladder& ladder : ladders()) std::printf("%s %zu\n", ladder.operation.c_str(), ladder.rungs.size());
+    return 0;
+  }
+  if (count != 4 || kOperations.count(words[1]) == 0) return 64;
+  try {
+    return run(kOperations.at(words[1]), std::atoi(words[2]), std::strtoull(words[3], nullptr, 10));
+  } catch (const std::exception& error) {
+    std::printf("error: %s\n", error.what());
+    return 3;
+  }
+}
