@@ -131,7 +131,10 @@ class AsyncLLM:
             ValueError: the prompt or a parameter is not acceptable, or the id is taken.
             EngineDeadError: the engine core is gone.
         """
-        collector = await self.add_request(
+        if isinstance(prompt, str):
+            prompt = {"prompt": prompt, "prompt_token_ids": await self.encode(prompt)}
+        await self.prepare(sampling_params)
+        collector = self.add_request(
             request_id,
             prompt,
             sampling_params,
@@ -152,7 +155,15 @@ class AsyncLLM:
         """Text to ids in a thread: a long text must not stop the event loop."""
         return await asyncio.to_thread(self.tokenizer.encode, text)
 
-    async def add_request(
+    async def prepare(self, params: SamplingParams) -> None:
+        """Compile what constrains the output, in a thread; whoever submits the request then finds it done.
+
+        Raises ValueError when it cannot be compiled.
+        """
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            await asyncio.to_thread(self.input_processor.grammars.compile, params.structured_outputs)
+
+    def add_request(
         self,
         request_id: str,
         prompt: Prompt,
@@ -164,13 +175,10 @@ class AsyncLLM:
     ) -> OutputCollector:
         """Queue a request and return where its outputs come out; arguments and errors are those of `generate`.
 
-        The caller must `abort` it when the outputs are no longer wanted.
+        The caller must `abort` it when the outputs are no longer wanted. It is all done at once: who has checked
+        something before, such as the length of a queue, can rely on it. A text is tokenized on the event loop; `encode`
+        it first, and `prepare` the parameters.
         """
-        if isinstance(prompt, str):
-            prompt = {"prompt": prompt, "prompt_token_ids": await self.encode(prompt)}
-        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-            # Compiled once more by `process`, which then finds it done.
-            await asyncio.to_thread(self.input_processor.grammars.compile, params.structured_outputs)
         self.check_health()
         collector = OutputCollector(output_kind)
         request, text = self.input_processor.process(

@@ -47,7 +47,7 @@ class Generation:
         self._collectors: list[OutputCollector] = []
         self._newest: dict[int, RequestOutput] = {}
 
-    async def start(
+    def start(
         self, request: GenerationRequest, params: SamplingParams, kind: OutputKind, salt: str | None
     ) -> None:
         """Queue all prompts.
@@ -58,7 +58,7 @@ class Generation:
         try:
             for request_id, prompt in zip(self.request_ids, self.prompts, strict=True):
                 content = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text}
-                collector = await self.engine.add_request(
+                collector = self.engine.add_request(
                     request_id,
                     content,
                     params,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
@@ -58,14 +57,10 @@ class Service:
         self.model = model
         self.keys = keys
         self.created = int(time.time())
-        self._preparing: set[int] = set()  # admitted, but not in the engine yet
 
     async def completions(self, http: Request) -> Response:
         request = await read_body(http, CompletionRequest, self.limits.max_json_depth)
-        with self._admission(request):
-            return await self._complete(http, request)
-
-    async def _complete(self, http: Request, request: CompletionRequest) -> Response:
+        self._admit(request)
         params = sampling_params(request, self.limits)
         prompts = await completion_prompts(request, self.engine, self.limits)
         max_tokens = params.max_tokens
@@ -97,10 +92,7 @@ class Service:
 
     async def chat_completions(self, http: Request) -> Response:
         request = await read_body(http, ChatCompletionRequest, self.limits.max_json_depth)
-        with self._admission(request):
-            return await self._chat(http, request)
-
-    async def _chat(self, http: Request, request: ChatCompletionRequest) -> Response:
+        self._admit(request)
         params = sampling_params(request, self.limits)
         if request.chat_template is not None and not self.args.trust_request_chat_template:
             raise APIError(
@@ -115,23 +107,17 @@ class Service:
         answer = ChatAnswer(request, self._name(http), self.model, [prompt], self.engine.tokenizer)
         return await self._generate(http, request, params, answer)
 
-    @contextmanager
-    def _admission(self, request: GenerationRequest) -> Iterator[None]:
-        """Refuse early what need not be tokenized; while it is, the request has a place in the queue."""
+    def _admit(self, request: GenerationRequest) -> None:
+        """Refuse early what need not be tokenized."""
         self._check_model(request.model)
         if request.stream_options is not None and not request.stream:
             raise APIError(400, "stream_options needs stream to be true.", "stream_options")
         self.check_health()
         self._check_queue(1)
-        self._preparing.add(id(request))
-        try:
-            yield
-        finally:
-            self._preparing.discard(id(request))
 
     def _check_queue(self, count: int) -> None:
         """Whether `count` more requests may enter the engine."""
-        if self.engine.num_unfinished_requests + len(self._preparing) + count > self.limits.max_queue_len:
+        if self.engine.num_unfinished_requests + count > self.limits.max_queue_len:
             raise APIError(
                 429,
                 f"No more than {self.limits.max_queue_len} requests may wait or run; try again later.",
@@ -169,10 +155,13 @@ class Service:
             usage = generation.usage()
             log.update(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
 
-        self._preparing.discard(id(request))  # from here on the engine counts it, and each of its prompts
-        self._check_queue(len(answer.prompts))
+        try:
+            await self.engine.prepare(params)
+        except ValueError as error:
+            raise bad_request(error, type(request).model_fields) from None
+        self._check_queue(len(answer.prompts))  # once more: others have come while the prompt was tokenized
         kind: Any = "delta" if request.stream else "final"
-        await generation.start(request, params, kind, self._salt(http, request))
+        generation.start(request, params, kind, self._salt(http, request))
         if request.stream:
             return EventStream(answer.stream(generation), end)
         try:
