@@ -79,6 +79,21 @@ def test_only_the_kernels_module_imports_the_extension() -> None:
             assert not uses or path == ROOT / "fast" / "kernels.py", f"{path}: {uses}"
 
 
+def test_nothing_that_is_read_or_received_can_be_code() -> None:
+    for package in TIERS:
+        for path in python_files(package):
+            for module in imported_modules(path):
+                assert module.split(".")[0] not in ("pickle", "marshal", "shelve", "dill"), (
+                    f"{path}: {module}"
+                )
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                    is_builtin = isinstance(node.func, ast.Name) and name in ("eval", "exec")
+                    assert not is_builtin, f"{path}:{node.lineno} runs text"
+                    assert name not in ("recv_pyobj", "send_pyobj"), f"{path}:{node.lineno} pickles"
+
+
 def mirrored_files() -> list[str]:
     own = [path.relative_to(ROOT / "fast").as_posix() for path in python_files("fast")]
     return [name for name in own if (ROOT / "reference" / name).is_file()]
