@@ -20,13 +20,16 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo test test-long test-mutants test-races lint format model docs loc setup clean distclean
+.PHONY: help demo serve test test-long test-mutants test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## generate on both tiers with a real model and compare them, token by token
 	@$(DEMO_THREADS) $(BIN)/python -m reference.frontend.demo
+
+serve: setup ## serve an OpenAI-compatible API on port 8000; SERVE="--port 9000" adds options
+	@$(DEMO_THREADS) $(BIN)/twinfer serve $(SERVE)
 
 test: setup $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
 	@$(BIN)/python tools/run_tests.py $(SUITES)

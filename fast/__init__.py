@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from fast.async_llm import AsyncLLM
     from fast.llm import LLM
     from fast.tier import TIER
     from reference.contracts.sampling_params import SamplingParams
     from reference.contracts.structured_outputs import StructuredOutputsParams
 
-__all__ = ["LLM", "TIER", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from fast.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from fast.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "SamplingParams":
         from reference.contracts.sampling_params import SamplingParams
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reference.async_llm import AsyncLLM
     from reference.contracts.sampling_params import SamplingParams
     from reference.contracts.structured_outputs import StructuredOutputsParams
     from reference.llm import LLM
     from reference.tier import TIER
 
-__all__ = ["LLM", "TIER", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["LLM", "TIER", "AsyncLLM", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from reference.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from reference.async_llm import AsyncLLM
+
+        return AsyncLLM
     if name == "SamplingParams":
         from reference.contracts.sampling_params import SamplingParams
 

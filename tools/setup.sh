@@ -101,7 +101,7 @@ dependencies() {
   # Older releases of pip cannot install this project in editable mode.
   run "pip (a few seconds)" pip pip install "pip>=23.2"
   run "build tools (half a minute)" build-tools install build
-  run "libraries of the core (half a minute)" core install core
+  run "libraries of the core and the server (half a minute)" core install core server
   run "library of guided decoding (a few seconds)" guided install guided
   install_torch
   stamp dependencies

@@ -154,6 +154,20 @@ def _chat(arguments: argparse.Namespace) -> int:
     return ChatLoop(engine, params, arguments.system).run()
 
 
+def _serve(arguments: argparse.Namespace) -> int:
+    from reference.frontend.engine_args import EngineArgs
+    from reference.frontend.server.options import server_args
+
+    try:
+        from reference.frontend.server.serve import serve
+    except ImportError as error:
+        raise ValueError(
+            f"The server needs packages that are not installed ({error}): pip install 'twinfer[server]'."
+        ) from error
+    args = EngineArgs(**given(arguments, ENGINE))
+    return serve(args, server_args(arguments), pick_tier(arguments.tier))
+
+
 def _diff(arguments: argparse.Namespace) -> int:
     from reference.frontend.diff import compare_tiers
     from reference.frontend.engine_args import DEFAULT_MODEL
@@ -194,6 +208,10 @@ def _bench(arguments: argparse.Namespace) -> int:
         names = [arguments.tier] if arguments.tier is not None else sorted(available_tiers(), reverse=True)
         print_costs(bench_scheduler([load_tier(name) for name in names]))
         return 0
+    if arguments.benchmark == "serve":
+        from reference.frontend.bench_serve_options import bench_serve
+
+        return bench_serve(arguments)
     from reference.frontend.bench_memory import bench_memory, print_memory
     from reference.frontend.checkpoint import load_checkpoint
     from reference.frontend.model_store import resolve_model
@@ -241,6 +259,15 @@ _COMMANDS = (
   twinfer chat --system "You answer in one short sentence." --max-tokens 64""",
     ),
     Command(
+        "serve",
+        "serve an OpenAI-compatible HTTP API",
+        _serve,
+        options=("server", "tier", "engine"),
+        examples="""\
+  twinfer serve
+  twinfer serve --host 0.0.0.0 --port 8000 --enable-prefix-caching --max-num-batched-tokens 8192""",
+    ),
+    Command(
         "diff",
         "run a workload on both tiers in lockstep and show the first difference",
         _diff,
@@ -270,13 +297,14 @@ _COMMANDS = (
     ),
     Command(
         "bench",
-        "measure the cost of a scheduling step, or what sharing KV blocks saves",
+        "measure the cost of a scheduling step, what sharing KV blocks saves, or a server under load",
         _bench,
         options=("bench", "tier"),
-        positional="{scheduler,memory}",
+        positional="{scheduler,memory,serve}",
         examples="""\
   twinfer bench scheduler
-  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB""",
+  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB
+  twinfer bench serve --request-rate 1 2 4 8 --save results/serve""",
     ),
     Command(
         "model",

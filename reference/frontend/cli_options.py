@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.bench_serve_options import add_bench_serve_options
 from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL, EngineArgs
+from reference.frontend.server.options import add_server_options
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
 SAMPLING = (
@@ -325,6 +327,10 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
     group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
 
 
+def _add_server(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    add_server_options(parser)
+
+
 def parse_memory(text: str) -> int:
     """Bytes from `1048576`, `512MiB`, `1.5GiB` or `2GB`.
 
@@ -357,7 +363,7 @@ def parse_speculative(text: str) -> dict[str, Any]:
 
 
 def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
-    parser.add_argument("benchmark", choices=("scheduler", "memory"), help="what to measure")
+    parser.add_argument("benchmark", choices=("scheduler", "memory", "serve"), help="what to measure")
     group = parser.add_argument_group("memory")
     group.add_argument(
         "--model", default=DEFAULT_MODEL, metavar="MODEL", help=f"whose KV cache (default: {DEFAULT_MODEL})"
@@ -366,6 +372,7 @@ def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | No
         "--kv-cache-memory", type=parse_memory, default=DEFAULT_KV_CACHE_MEMORY, metavar="SIZE",
         help="size of the pool: bytes, or 512MiB, 1GiB (default: 512MiB)",
     )  # fmt: skip
+    add_bench_serve_options(parser)
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None]] = {
@@ -377,6 +384,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "recording": _add_recording,
     "model": _add_model,
     "bench": _add_bench,
+    "server": _add_server,
     "sampling": _add_sampling,
     "engine": _add_engine,
 }

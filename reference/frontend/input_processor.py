@@ -85,7 +85,7 @@ class InputProcessor:
         seed = derive_seed(self.config.seed, arrival_number) if params.seed is None else params.seed % 2**64
         request = EngineCoreRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(self._check_prompt(token_ids)),
+            prompt_token_ids=tuple(self.check_prompt(token_ids)),
             sampling_params=params,
             seed=seed,
             arrival=(arrival_number, 0),
@@ -157,7 +157,8 @@ class InputProcessor:
             raise ValueError(f"prompt_token_ids must be a list of integers, got {type(token_ids).__name__}.")
         return _Parsed(text, token_ids, None, salt)
 
-    def _check_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
+    def check_prompt(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The prompt as it is. Raises ValueError when it is empty, too long, or holds ids outside the vocabulary."""
         if not token_ids:
             raise ValueError("The prompt is empty; give at least one token.")
         max_model_len = self.config.scheduler.max_model_len

@@ -15,8 +15,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reference.frontend.checkpoint import model_folder, read_json, read_model_config, read_text
 from reference.frontend.model_store import ModelError
+from reference.frontend.time_limit import TimeLimitError, time_limit
+from reference.frontend.token_bytes import TokenBytes
 
 _MAX_CHAT_CHARACTERS = 1024**2  # a template that writes more than this is broken or hostile
+_MAX_CHAT_SECONDS = 2.0
 _SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
@@ -32,6 +35,7 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     ArithmeticError,
     RecursionError,
+    TimeLimitError,
 )
 
 
@@ -99,10 +103,31 @@ class Tokenizer:
                 raise ValueError(f"Token id {token_id} is outside the vocabulary of {self._num_ids} tokens.")
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, which may be a part of a character; nothing for ids without a text."""
+        return self._token_bytes.of(token_id)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._backend)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        return max(map(len, self._backend.get_vocab()))
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
     ) -> str:
         """The conversation as the text the model was trained on.
+
+        Args:
+            messages: who said what.
+            add_generation_prompt: end with the beginning of an answer.
+            chat_template: Jinja source instead of the model's own.
 
         Raises:
             ValueError: the model has no chat template, a message is malformed, or the template refuses.
@@ -110,19 +135,20 @@ class Tokenizer:
         _check_messages(messages)
         parts: list[str] = []
         length = 0
-        template = self._template
+        template = self._template if chat_template is None else _compile_template(chat_template)
         try:
-            for part in template.generate(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_texts,
-            ):
-                parts.append(part)
-                length += len(part)
-                if length > _MAX_CHAT_CHARACTERS:
-                    raise ValueError(f"it wrote more than {_MAX_CHAT_CHARACTERS} characters.")
+            with time_limit(_MAX_CHAT_SECONDS):
+                for part in template.generate(
+                    messages=[dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special_texts,
+                ):
+                    parts.append(part)
+                    length += len(part)
+                    if length > _MAX_CHAT_CHARACTERS:
+                        raise ValueError(f"it wrote more than {_MAX_CHAT_CHARACTERS} characters.")
         except _TEMPLATE_ERRORS as error:
-            raise ValueError(f"The model's chat template refused the messages: {error}") from error
+            raise ValueError(f"The chat template refused the messages: {error}") from error
         return "".join(parts)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -134,17 +160,21 @@ class Tokenizer:
         """Compiled as Hugging Face does it, with the same helpers."""
         if self._template_source is None:
             raise ValueError("This model has no chat template; use plain prompts instead of messages.")
-        # The template comes with the model and is not trusted: no attribute walks, no changes to what it is given.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        try:
-            return environment.from_string(self._template_source)
-        except (TemplateError, RecursionError) as error:
-            raise ValueError(f"The model's chat template cannot be parsed: {error}") from error
+        return _compile_template(self._template_source)
+
+
+def _compile_template(source: str) -> Template:
+    # Templates come with models, or from clients, and are not trusted: no attribute walks, no changes to what is given.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    try:
+        return environment.from_string(source)
+    except (TemplateError, RecursionError) as error:
+        raise ValueError(f"The chat template cannot be parsed: {error}") from error
 
 
 def _read_backend(

@@ -33,14 +33,18 @@ def write_trace(traces: Sequence[StepTrace], path: Path) -> None:
     lines = []
     before = _EMPTY
     for index, trace in enumerate(traces):
-        is_keyframe = index % KEYFRAME_INTERVAL == 0
-        entry = {name: getattr(trace, name) for name in _WHOLE_FIELDS}
-        entry["keyframe"] = is_keyframe
-        entry["state"] = _encode_state(_EMPTY if is_keyframe else before, trace.state)
-        lines.append(_to_json(entry))
+        lines.append(encode_step(trace, None if index % KEYFRAME_INTERVAL == 0 else before))
         before = trace.state
     head = {"format": FORMAT, "version": VERSION, "sha256": _checksum(lines)}
     path.write_text(f'{json.dumps(head)[:-1]}, "steps": [\n' + ",\n".join(lines) + "\n]}\n", encoding="ascii")
+
+
+def encode_step(trace: StepTrace, before: SchedulerSnapshot | None = None) -> str:
+    """One step as a JSON object, its state as the difference from `before`; without that, a keyframe."""
+    entry = {name: getattr(trace, name) for name in _WHOLE_FIELDS}
+    entry["keyframe"] = before is None
+    entry["state"] = _encode_state(before or _EMPTY, trace.state)
+    return _to_json(entry)
 
 
 def read_trace(path: Path) -> list[StepTrace]:

@@ -1,0 +1,1 @@
+"""Programs that start the `fast` tier under the names that vLLM gives them."""

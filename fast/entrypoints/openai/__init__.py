@@ -1,0 +1,1 @@
+"""vLLM keeps its OpenAI-compatible server here."""

@@ -1,0 +1,106 @@
+"""The options of `twinfer bench serve`, and the loads they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from reference.frontend.bench_serve import (
+    LoadClient,
+    LoadResult,
+    Objectives,
+    closed_loop,
+    load_matplotlib,
+    open_loop,
+    print_results,
+    read_requests,
+    save_results,
+    summarise,
+    synthetic_requests,
+)
+
+
+def add_bench_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Add the group `serve`."""
+    group = parser.add_argument_group("serve", "Load on a server that runs, of any make.")
+    group.add_argument(
+        "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: http://127.0.0.1:8000)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    group.add_argument(
+        "--request-rate", type=float, nargs="+", metavar="R",
+        help="open loop: requests a second; several give a row each (default: 1 2 4)",
+    )  # fmt: skip
+    group.add_argument(
+        "--concurrency", type=int, nargs="+", metavar="N", help="closed loop instead: clients at a time"
+    )
+    group.add_argument(
+        "--num-prompts", type=int, default=64, metavar="N", help="requests of a load (default: 64)"
+    )
+    group.add_argument(
+        "--load-seed", type=int, default=0, metavar="N", help="draws lengths and times (default: 0)"
+    )
+    group.add_argument("--input", type=Path, metavar="FILE.jsonl", help="prompts and max_tokens, one a line")
+    group.add_argument(
+        "--extra-body",
+        metavar="JSON",
+        help="""fields added to each request, such as '{"ignore_eos": true}'""",
+    )
+    for name, text in (
+        ("ttft", "time to first token"),
+        ("itl", "mean between tokens"),
+        ("e2e", "whole answer"),
+    ):
+        group.add_argument(f"--slo-{name}", type=float, metavar="MS", help=f"objective for goodput: {text}")
+    group.add_argument("--save", type=Path, metavar="PATH", help="write PATH.json and the plot PATH.png")
+
+
+def bench_serve(arguments: argparse.Namespace) -> int:
+    """Run the loads one after the other. Returns 0, or 1 when a request failed.
+
+    Raises:
+        ValueError: an option is not acceptable, or no server answers.
+    """
+    _check(arguments)
+    extra = _extra_body(arguments.extra_body)
+    if arguments.save is not None:
+        load_matplotlib()  # now, and not when the measurements are done
+    client = LoadClient(arguments.base_url, arguments.api_key, extra)
+    objectives = Objectives(arguments.slo_ttft, arguments.slo_itl, arguments.slo_e2e)
+    count, seed = arguments.num_prompts, arguments.load_seed
+    if arguments.input is not None:
+        requests = read_requests(arguments.input, count)
+    else:
+        requests = synthetic_requests(count, seed, client.max_model_len)
+    results: list[LoadResult] = []
+    for clients in arguments.concurrency or ():
+        samples = closed_loop(client, requests, clients)
+        results.append(summarise(f"{clients} clients", samples, objectives))
+    rates = arguments.request_rate or ([] if arguments.concurrency else [1.0, 2.0, 4.0])
+    for rate in rates:
+        results.append(summarise(f"{rate:g} requests/s", open_loop(client, requests, rate, seed), objectives))
+    print_results(results)
+    if arguments.save is not None:
+        save_results(results, arguments.save)
+    return 1 if any(result.failed for result in results) else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.request_rate and arguments.concurrency:
+        raise ValueError("Give --request-rate (open loop) or --concurrency (closed loop), not both.")
+    for name in ("request_rate", "concurrency"):
+        if any(value <= 0 for value in getattr(arguments, name) or ()):
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0.")
+    if arguments.num_prompts < 1:
+        raise ValueError(f"--num-prompts must be at least 1, got {arguments.num_prompts}.")
+
+
+def _extra_body(text: str | None) -> dict[str, object]:
+    try:
+        extra = json.loads(text or "{}")
+    except ValueError as error:
+        raise ValueError(f"--extra-body is no JSON ({error}).") from error
+    if not isinstance(extra, dict):
+        raise ValueError("--extra-body must be a JSON object.")
+    return extra

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: `twinfer serve`. Start reading at `app.py`."""
