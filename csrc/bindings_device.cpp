@@ -1,6 +1,6 @@
-// The module fast._simt: the kernels of csrc/kernels under the emulator. Every argument is checked here, before a kernel
-// sees it; nothing is written when a check fails. The GIL is released while a kernel runs. std::invalid_argument arrives
-// in Python as ValueError, what the emulator finds wrong in a kernel (simt::Error) as RuntimeError.
+// The module fast._simt: the kernels of csrc/kernels under the emulator. Every argument is checked here, before a
+// kernel sees it; nothing is written when a check fails. The GIL is released while a kernel runs. In Python
+// std::invalid_argument is ValueError, and what the emulator finds wrong in a kernel (simt::Error) is RuntimeError.
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
@@ -76,8 +76,8 @@ void run(DLDataType dtype, const Simulation& simulation, F launch) {
   with_type(dtype, launch);
 }
 
-void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, double eps, const std::string& rung_name,
-          const Simulation& simulation) {
+void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, double eps,
+          const std::string& rung_name, const Simulation& simulation) {
   Arguments args;
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "C"});

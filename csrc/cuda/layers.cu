@@ -12,7 +12,8 @@ void launch_rms_norm(const RmsNormArguments<T>& args, int rung, cudaStream_t str
   const dim3 rows(static_cast<unsigned>(args.num_tokens));
   switch (rung) {
     case 1:
-      launch(rms_norm_v1_naive<T, kAdd>, blocks_for(args.num_tokens, kNormThreads), dim3(kNormThreads), 0, stream, args);
+      launch(rms_norm_v1_naive<T, kAdd>, blocks_for(args.num_tokens, kNormThreads), dim3(kNormThreads), 0, stream,
+             args);
       break;
     case 2: launch(rms_norm_v2_tree<T, kAdd>, rows, dim3(kNormThreads), 0, stream, args); break;
     case 3: launch(rms_norm_v3_shuffle<T, kAdd>, rows, dim3(kNormThreads), 0, stream, args); break;

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kActivationThreads) silu_mul_v1_element(SiluMu
   a.out[token * a.out_stride + f] = from_float<T>(silu(to_float(gate[0])) * to_float(gate[a.ffn_size]));
 }
 
-// Grid (parts of a row, T). F must be a multiple of 4 (float32) or 8, and every row must start at a multiple of 16 bytes.
+// Grid (parts of a row, T). F must be a multiple of 4 (float32) or 8, and every row start at a multiple of 16 bytes.
 template <class T>
 __global__ void __launch_bounds__(kActivationThreads) silu_mul_v2_vectorised(SiluMulArguments<T> a) {
   const int f = static_cast<int>(blockIdx.x * kActivationThreads + threadIdx.x) * kVector<T>;

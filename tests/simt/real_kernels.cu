@@ -1,4 +1,4 @@
-// Every rung of every operation of csrc/kernels on small ragged shapes, in all three types, for the sanitizers to watch.
+// Every rung of every operation of csrc/kernels on small ragged shapes in all three types, for the sanitizers to watch.
 // `real_kernels OPERATION RUNG SEED` prints "ok" when the values agree with those of the first rung; values against
 // NumPy are the business of tests/kernels. `real_kernels --list` prints "OPERATION RUNGS" a line.
 #include <cmath>
@@ -50,7 +50,8 @@ Values run_rms_norm(int rung) {
     std::vector<T> out(kRows * size), residual = numbers<T>(kRows * size, 3);
     rms_norm<T>({out.data(), x.data(), nullptr, weight.data(), size, size, 0, kRows, size, 1e-5f}, rung, nullptr);
     append(all, out);
-    rms_norm<T>({out.data(), x.data(), residual.data(), weight.data(), size, size, size, kRows, size, 1e-5f}, rung, nullptr);
+    rms_norm<T>({out.data(), x.data(), residual.data(), weight.data(), size, size, size, kRows, size, 1e-5f}, rung,
+                nullptr);
     append(all, out);
     append(all, residual);
   }
@@ -64,7 +65,8 @@ Values run_cache_write(int rung) {
     const std::vector<T> key = numbers<T>(kRows * size, 1), value = numbers<T>(kRows * size, 2);
     std::vector<T> k(8 * size), v(8 * size);
     const std::vector<int64_t> slots{6, 3};
-    cache_write<T>({key.data(), value.data(), k.data(), v.data(), slots.data(), size, size, kRows, size}, rung, nullptr);
+    cache_write<T>({key.data(), value.data(), k.data(), v.data(), slots.data(), size, size, kRows, size}, rung,
+                   nullptr);
     for (int64_t slot : slots) {
       append(all, std::vector<T>(k.begin() + slot * size, k.begin() + (slot + 1) * size));
       append(all, std::vector<T>(v.begin() + slot * size, v.begin() + (slot + 1) * size));
@@ -89,7 +91,7 @@ Values run_copy_blocks(int rung) {
 template <class T>
 void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int window, int longest) {
   constexpr int kBlockSize = 16, kSeqs = 2, kMaxBlocks = 18;
-  const std::vector<int32_t> lens{longest, 33};
+  const std::vector<int32_t> lens{longest, 3};
   const int row = heads * head_dim, splits = num_splits(longest);
   std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
   int32_t next = 0;
@@ -101,7 +103,8 @@ void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int wi
   std::vector<T> out(kSeqs * row);
   std::vector<float> means(kSeqs * row * splits), largest(kSeqs * heads * splits), sums(largest.size());
   paged_attention<T>({out.data(), query.data(), k.data(), v.data(), tables.data(), lens.data(), row, row, kMaxBlocks,
-                      kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(), sums.data(),
+                      kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(),
+                      sums.data(),
                       splits},
                      longest, rung, nullptr);
   append(all, out);
