@@ -122,7 +122,7 @@ def run(program: Path, *words: str) -> Result:
     prefix = without_address_randomization() if program.name.endswith("-tsan") else ()
     command = [*prefix, str(program), *words]
     result = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=os.environ | options, timeout=120
+        command, check=False, capture_output=True, text=True, env=os.environ | options, timeout=600
     )
     return Result(result.returncode, result.stdout + result.stderr)
 
