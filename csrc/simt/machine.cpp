@@ -313,10 +313,11 @@ void Machine::report_deadlock() const {
     if (thread->state == State::kAtBarrier && witness == nullptr) witness = thread;
   }
   const bool in_warp = witness->state == State::kAtWarpOperation;
+  const auto count = static_cast<unsigned>(order_.size());
   const unsigned first = in_warp ? witness->number / kWarp * kWarp : 0;
-  for (unsigned t = first; t < order_.size(); ++t) {
+  for (unsigned t = first; t < (in_warp ? std::min(first + kWarp, count) : count); ++t) {
     const Thread& other = *threads_[t];
-    const bool expected = in_warp ? (witness->mask >> (t - first) % kWarp & 1) != 0 : true;
+    const bool expected = !in_warp || (witness->mask >> (t - first) & 1) != 0;
     const bool alike = other.state == witness->state && !(other.site != witness->site);
     if (!expected || (alike && (!in_warp || other.mask == witness->mask))) continue;
     fail(*witness, witness->site, std::string("waits at ") + witness->waits_for +
