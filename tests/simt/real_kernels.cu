@@ -59,6 +59,18 @@ Values run_rms_norm(int rung) {
 }
 
 template <class T>
+Values run_layer_norm(int rung) {
+  Values all;
+  for (int size : {600, 37}) {
+    const std::vector<T> x = numbers<T>(kRows * size, 1), weight = numbers<T>(size, 2), bias = numbers<T>(size, 3);
+    std::vector<T> out(kRows * size);
+    layer_norm<T>({out.data(), x.data(), weight.data(), bias.data(), size, size, kRows, size, 1e-5f}, rung, nullptr);
+    append(all, out);
+  }
+  return all;
+}
+
+template <class T>
 Values run_cache_write(int rung) {
   Values all;
   for (int size : row_sizes(rung, 2, 200)) {
@@ -132,6 +144,18 @@ Values run_silu_mul(int rung) {
 }
 
 template <class T>
+Values run_gelu(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    const std::vector<T> x = numbers<T>(kRows * size, 1);
+    std::vector<T> out(kRows * size);
+    gelu<T>({out.data(), x.data(), size, size, kRows, size}, rung, nullptr);
+    append(all, out);
+  }
+  return all;
+}
+
+template <class T>
 Values run_rotary(int rung) {
   constexpr int kHeadDim = 34, kHeads = 3, kKvHeads = 1;
   std::vector<T> query = numbers<T>(2 * kHeads * kHeadDim, 1), key = numbers<T>(2 * kKvHeads * kHeadDim, 2);
@@ -174,8 +198,9 @@ struct Operation {
 
 #define OPERATION(name) {#name, {run_##name<float>, run_##name<__half>, run_##name<__nv_bfloat16>}}
 const std::map<std::string, Operation> kOperations = {
-    OPERATION(rms_norm), OPERATION(cache_write), OPERATION(copy_blocks), OPERATION(paged_attention),
-    OPERATION(silu_mul), OPERATION(rotary),      OPERATION(softmax),     OPERATION(argmax),
+    OPERATION(rms_norm), OPERATION(layer_norm), OPERATION(cache_write), OPERATION(copy_blocks),
+    OPERATION(silu_mul), OPERATION(gelu),       OPERATION(rotary),      OPERATION(paged_attention),
+    OPERATION(softmax),  OPERATION(argmax),
 };
 
 // A vectorised rung leaves the odd row out, which comes last.
