@@ -1,6 +1,6 @@
-// The module fast._simt: the kernels of csrc/kernels under the emulator. Every argument is checked here, before a kernel
-// sees it; nothing is written when a check fails. The GIL is released while a kernel runs. std::invalid_argument arrives
-// in Python as ValueError, what the emulator finds wrong in a kernel (simt::Error) as RuntimeError.
+// The module fast._simt: the kernels of csrc/kernels under the emulator. Every argument is checked here, before a
+// kernel sees it; nothing is written when a check fails. The GIL is released while a kernel runs. In Python
+// std::invalid_argument is ValueError, and what the emulator finds wrong in a kernel (simt::Error) is RuntimeError.
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
@@ -76,8 +76,8 @@ void run(DLDataType dtype, const Simulation& simulation, F launch) {
   with_type(dtype, launch);
 }
 
-void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, double eps, const std::string& rung_name,
-          const Simulation& simulation) {
+void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, double eps,
+          const std::string& rung_name, const Simulation& simulation) {
   Arguments args;
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "C"});
@@ -104,6 +104,24 @@ void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, const
 void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, double eps, const std::string& rung,
                         const Simulation& simulation) {
   norm(x, x, residual, weight, eps, rung, simulation);
+}
+
+void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias, double eps,
+                const std::string& rung_name, const Simulation& simulation) {
+  Arguments args;
+  const DLDataType dtype = floating_dtype("x", x);
+  const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "C"});
+  const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "C"});
+  const TensorView w = args.tensor("weight", weight, dtype, kContiguous, {"C"});
+  const TensorView b = args.tensor("bias", bias, dtype, kContiguous, {"C"});
+  const int rung = device::rung_number("layer_norm", rung_name);
+  const int tokens = as_int("x", args["T"]), hidden = as_int("x", args["C"]);
+  run(dtype, simulation, [&](auto zero) {
+    using T = decltype(zero);
+    device::layer_norm<T>({o.data<T>(), in.data<const T>(), w.data<const T>(), b.data<const T>(), row_stride(o),
+                           row_stride(in), tokens, hidden, static_cast<float>(eps)},
+                          rung, nullptr);
+  });
 }
 
 // Two tokens in one slot would be written at the same time.
@@ -263,6 +281,19 @@ void silu_and_mul(py::handle out, py::handle gate_up, const std::string& rung_na
   });
 }
 
+void gelu(py::handle out, py::handle x, const std::string& rung_name, const Simulation& simulation) {
+  Arguments args;
+  const DLDataType dtype = floating_dtype("x", x);
+  const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "F"});
+  const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "F"});
+  const int rung = device::rung_number("gelu", rung_name);
+  const int tokens = as_int("x", args["T"]), ffn = as_int("x", args["F"]);
+  run(dtype, simulation, [&](auto zero) {
+    using T = decltype(zero);
+    device::gelu<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), tokens, ffn}, rung, nullptr);
+  });
+}
+
 void rotary_embedding(py::handle positions, py::handle query, py::handle key, py::handle cos_sin_cache,
                       const std::string& rung_name, const Simulation& simulation) {
   Arguments args;
@@ -343,6 +374,8 @@ PYBIND11_MODULE(_simt, m) {
         arg("simulation"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
         arg("rung"), arg("simulation"));
+  m.def("layer_norm", &twinfer::layer_norm, arg("out"), arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("rung"),
+        arg("simulation"));
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("rung"), arg("simulation"));
   m.def("copy_blocks", &twinfer::copy_blocks, arg("k_cache"), arg("v_cache"), arg("block_mapping"), arg("rung"),
@@ -350,6 +383,7 @@ PYBIND11_MODULE(_simt, m) {
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"), arg("simulation"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("rung"), arg("simulation"));
+  m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("rung"), arg("simulation"));
   m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),
         arg("cos_sin_cache"), arg("rung"), arg("simulation"));
   m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));

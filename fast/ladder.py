@@ -78,6 +78,24 @@ class Ladder:
         """
         self.module.fused_add_rms_norm(x, residual, weight, eps, rung, self._how)
 
+    def layer_norm(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        rung: str = "",
+    ) -> None:
+        """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row.
+
+        Args:
+            out: [T, C], rows, written; may be `x`.
+            x: [T, C], rows.
+            weight, bias: [C].
+        """
+        self.module.layer_norm(out, x, weight, bias, eps, rung, self._how)
+
     def reshape_and_cache(
         self,
         key: torch.Tensor,
@@ -145,6 +163,15 @@ class Ladder:
             gate_up: [T, 2F], rows; the F numbers of the gate, then the F of up.
         """
         self.module.silu_and_mul(out, gate_up, rung, self._how)
+
+    def gelu(self, out: torch.Tensor, x: torch.Tensor, rung: str = "") -> None:
+        """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
+
+        Args:
+            out: [T, F], rows, written; may be `x`.
+            x: [T, F], rows.
+        """
+        self.module.gelu(out, x, rung, self._how)
 
     def rotary_embedding(
         self,

@@ -20,7 +20,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 LINT = ("ruff check .", "ruff format --check .", "mypy")
 # Cheap and fundamental suites first: when a spec fails, the differences between tiers only echo it.
-ORDER = ("spec", "kernels", "oracle", "differential", "property", "packaging")
+ORDER = ("spec", "kernels", "simt", "oracle", "differential", "property", "packaging")
 # The code on the pages of the tutorial is tested as well.
 EXTRA = {"docs": ("docs", "--markdown-docs")}
 # Minutes of work that few changes can break: they run when they are named (`make test-races`).

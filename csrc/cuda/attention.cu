@@ -63,7 +63,8 @@ void paged_attention(const PagedAttentionArguments<T>& args, int max_context, in
     return;
   }
   // Where 128-bit loads do not fit, the path for any head dim does.
-  const bool fits = vectors_fit<T>(args.head_dim, {{args.query, args.query_stride}, {args.k_cache, 0}, {args.v_cache, 0}});
+  const bool fits =
+      vectors_fit<T>(args.head_dim, {{args.query, args.query_stride}, {args.k_cache, 0}, {args.v_cache, 0}});
   if (fits && args.head_dim == 64) return launch_vectorised<T, 64>(args, max_context, rung, stream);
   if (fits && args.head_dim == 128) return launch_vectorised<T, 128>(args, max_context, rung, stream);
   launch_vectorised<T, 0>(args, max_context, rung, stream);

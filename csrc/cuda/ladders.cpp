@@ -7,10 +7,12 @@ namespace twinfer::device {
 const std::vector<Ladder>& ladders() {
   static const std::vector<Ladder> all = {
       {"rms_norm", {"v1_naive", "v2_tree", "v3_shuffle", "v4_vectorised"}},
+      {"layer_norm", {"v1_naive", "v2_shuffle", "v3_welford"}},
       {"cache_write", {"v1_element", "v2_vectorised"}},
       {"copy_blocks", {"v1_element", "v2_vectorised"}},
       {"paged_attention", {"v1_naive", "v2_shared_reduce", "v3_vectorised", "v4_split_kv", "v5_grouped"}},
       {"silu_mul", {"v1_element", "v2_vectorised"}},
+      {"gelu", {"v1_element", "v2_vectorised"}},
       {"rotary", {"v1_pair", "v2_token"}},
       {"softmax", {"v1_naive", "v2_shuffle", "v3_online"}},
       {"argmax", {"v1_naive", "v2_tree", "v3_shuffle"}},

@@ -29,6 +29,8 @@ int rung_number(const std::string& operation, const std::string& name);
 template <class T>
 void rms_norm(const RmsNormArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
+void layer_norm(const LayerNormArguments<T>& args, int rung, cudaStream_t stream);
+template <class T>
 void cache_write(const CacheWriteArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
 void copy_blocks(const CopyBlocksArguments<T>& args, int rung, cudaStream_t stream);
@@ -41,6 +43,8 @@ void paged_attention(const PagedAttentionArguments<T>& args, int max_context, in
 
 template <class T>
 void silu_mul(const SiluMulArguments<T>& args, int rung, cudaStream_t stream);
+template <class T>
+void gelu(const GeluArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
 void rotary(const RotaryArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>

@@ -10,7 +10,9 @@
 
 namespace twinfer::device {
 
-inline dim3 blocks_for(int64_t items, int threads) { return dim3(static_cast<unsigned>((items + threads - 1) / threads)); }
+inline dim3 blocks_for(int64_t items, int threads) {
+  return dim3(static_cast<unsigned>((items + threads - 1) / threads));
+}
 
 struct VectorRow {
   const void* data;

@@ -22,6 +22,18 @@ struct RmsNormArguments {
 };
 
 template <class T>
+struct LayerNormArguments {
+  T* out;                         // [T, C]; may be `x`
+  const T* x;                     // [T, C]
+  const T* weight;                // [C]
+  const T* bias;                  // [C]
+  int64_t out_stride, x_stride;
+  int num_tokens;                 // T
+  int hidden_size;                // C
+  float eps;
+};
+
+template <class T>
 struct CacheWriteArguments {
   const T* key;                   // [T, Hkv*D]
   const T* value;                 // [T, Hkv*D]
@@ -70,6 +82,15 @@ struct SiluMulArguments {
   T* out;                         // [T, F]
   const T* gate_up;               // [T, 2F]
   int64_t out_stride, gate_up_stride;
+  int num_tokens;                 // T
+  int ffn_size;                   // F
+};
+
+template <class T>
+struct GeluArguments {
+  T* out;                         // [T, F]; may be `x`
+  const T* x;                     // [T, F]
+  int64_t out_stride, x_stride;
   int num_tokens;                 // T
   int ffn_size;                   // F
 };

@@ -8,7 +8,7 @@
 // rung                 block of threads          shared memory       why it is faster than the one before
 // v1_naive             128 (sequence, head)      none                -
 //                      pairs, a thread each
-// v2_shared_reduce     one (sequence, head)      4 (n + D + 128) B   128 threads for one head where there was one; V is
+// v2_shared_reduce     one (sequence, head)      4 (n + 384) B       128 threads for one head where there was one; V is
 //                                                for n positions     read by neighbouring lanes at neighbouring places
 // v3_vectorised        one (sequence, head)      4 (n + 4 D) B       K and V come by 128-bit loads, D / 4 (float32) or
 //                                                                    D / 8 lanes a position; sums by shuffles
@@ -50,7 +50,8 @@ __device__ __forceinline__ Span visible_span(const PagedAttentionArguments<T>& a
 
 // Where the head's K (or V) of a position begins.
 template <class T>
-__device__ __forceinline__ int64_t cache_offset(const PagedAttentionArguments<T>& a, int seq, int kv_head, int position) {
+__device__ __forceinline__ int64_t cache_offset(const PagedAttentionArguments<T>& a, int seq, int kv_head,
+                                                int position) {
   const int64_t block = a.block_tables[seq * a.table_stride + position / a.block_size];
   const int64_t slot = block * a.block_size + position % a.block_size;
   return (slot * a.num_kv_heads + kv_head) * a.head_dim;
@@ -276,7 +277,8 @@ __device__ __forceinline__ float sum_over_warps(const AttendScratch<kHeadDim, kH
 
 // Grid (H, S); dynamic shared memory: a float for each position that any query sees.
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v3_vectorised(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+    paged_attention_v3_vectorised(PagedAttentionArguments<T> a) {
   using Scratch = AttendScratch<kHeadDim, 1>;
   DYNAMIC_SHARED(float, logits);                      // [n]
   SHARED_ARRAY(Scratch, scratch, [1]);
@@ -325,14 +327,16 @@ __device__ __forceinline__ void attend_split(const PagedAttentionArguments<T>& a
 
 // Grid (H, S, P).
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v4_split_kv(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+    paged_attention_v4_split_kv(PagedAttentionArguments<T> a) {
   attend_split<T, kHeadDim, 1>(a, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x), 1,
                                static_cast<int>(blockIdx.z));
 }
 
 // Grid (Hkv * ceil(G / 4), S, P).
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks) paged_attention_v5_grouped(PagedAttentionArguments<T> a) {
+__global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
+    paged_attention_v5_grouped(PagedAttentionArguments<T> a) {
   const int group = a.num_heads / a.num_kv_heads;     // G
   const int parts = (group + kGroupedHeads - 1) / kGroupedHeads;
   const int kv_head = static_cast<int>(blockIdx.x) / parts;

@@ -44,7 +44,8 @@ size_t page_bytes() {
 }
 
 void* map(void* address, size_t bytes, int flags) {
-  void* memory = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+  flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* memory = mmap(address, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   return memory;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -312,11 +313,13 @@ void Machine::report_deadlock() const {
     if (thread->state == State::kAtBarrier && witness == nullptr) witness = thread;
   }
   const bool in_warp = witness->state == State::kAtWarpOperation;
+  const auto count = static_cast<unsigned>(order_.size());
   const unsigned first = in_warp ? witness->number / kWarp * kWarp : 0;
-  for (unsigned t = first; t < order_.size(); ++t) {
+  for (unsigned t = first; t < (in_warp ? std::min(first + kWarp, count) : count); ++t) {
     const Thread& other = *threads_[t];
-    const bool expected = in_warp ? (witness->mask >> (t - first) % kWarp & 1) != 0 : true;
-    if (!expected || (other.state == witness->state && !(other.site != witness->site))) continue;
+    const bool expected = !in_warp || (witness->mask >> (t - first) & 1) != 0;
+    const bool alike = other.state == witness->state && !(other.site != witness->site);
+    if (!expected || (alike && (!in_warp || other.mask == witness->mask))) continue;
     fail(*witness, witness->site, std::string("waits at ") + witness->waits_for +
          (in_warp ? " for lanes that do not come; " : " for threads of its block that do not come; ") +
          waiting_text(other) + ".");
@@ -583,7 +586,11 @@ void run_grid(const Shape& shape, const std::function<void()>& kernel) {
   const uint64_t wanted = sanitizers::kRaces ? 1 : static_cast<uint64_t>(std::max(1, current.os_threads));
   std::vector<std::thread> helpers;
   while (helpers.size() + 1 < std::min(wanted, launch.num_blocks)) {
-    helpers.emplace_back([&launch] { run_blocks(launch); });
+    try {
+      helpers.emplace_back([&launch] { run_blocks(launch); });
+    } catch (const std::system_error&) {
+      break;                      // no more threads to be had: fewer do the same work
+    }
   }
   run_blocks(launch);
   for (std::thread& helper : helpers) helper.join();

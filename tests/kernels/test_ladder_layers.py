@@ -57,6 +57,36 @@ def test_rms_norm_may_write_over_its_input(rung: Rung) -> None:
     assert torch.equal(x, out)
 
 
+@every_rung("layer_norm")
+@every_dtype
+def test_layer_norm_equals_the_formula_and_writes_every_element(rung: Rung, dtype: torch.dtype) -> None:
+    for rows, size in SHAPES:
+        x, out = random(rows, size, dtype=dtype, seed=rows), padded(poisoned(rows, size, dtype=dtype), 8)
+        weight, bias = random(size, dtype=dtype, seed=100), random(size, dtype=dtype, seed=200)
+        rung.ladder.layer_norm(out, padded(x, 16), weight, bias, EPS, rung.name)
+        expected = oracles.layer_norm(*(t.double().numpy() for t in (x, weight, bias)), EPS)
+        assert_close(out, expected, ELEMENTWISE[dtype])
+
+
+@every_rung("layer_norm")
+def test_layer_norm_does_not_cancel_far_from_zero_and_may_write_over_its_input(rung: Rung) -> None:
+    """At mean 1000 the difference of mean(x ** 2) and mean(x) ** 2 has no correct digit in float32."""
+    x = random(2, 576, dtype=torch.float32, seed=0) + 1000.0
+    ones, zeros = torch.ones(576), torch.zeros(576)
+    expected = oracles.layer_norm(x.double().numpy(), ones.double().numpy(), zeros.double().numpy(), EPS)
+    rung.ladder.layer_norm(x, x, ones, zeros, EPS, rung.name)
+    assert_close(x, expected, 1e-4)  # the mean itself is rounded at 1000 * 6e-8
+
+
+@every_rung("gelu")
+@every_dtype
+def test_gelu_equals_the_formula_and_writes_every_element(rung: Rung, dtype: torch.dtype) -> None:
+    for rows, size in shapes_for(rung):
+        x, out = random(rows, size, dtype=dtype, seed=size), padded(poisoned(rows, size, dtype=dtype), 8)
+        rung.ladder.gelu(out, padded(x, 8), rung.name)
+        assert_close(out, oracles.gelu(x.double().numpy()), ELEMENTWISE[dtype])
+
+
 @every_rung("silu_mul")
 @every_dtype
 def test_silu_and_mul_equals_the_formula_and_writes_every_element(rung: Rung, dtype: torch.dtype) -> None:

@@ -75,7 +75,8 @@ def test_the_wheel_holds_both_tiers_and_the_compiled_module_and_nothing_else(whe
     names = zipfile.ZipFile(wheel).namelist()
     dist_info = next(name for name in names if name.endswith("/METADATA")).split("/")[0]
     assert {name.split("/")[0] for name in names} == {"reference", "fast", dist_info}
-    assert [name for name in names if name.startswith("fast/_cpu.") and name.endswith(".so")]
+    for module in ("_cpu", "_simt"):
+        assert [name for name in names if name.startswith(f"fast/{module}.") and name.endswith(".so")]
     for tier in ("reference", "fast"):
         expected = {str(path.relative_to(ROOT)) for path in (ROOT / tier).rglob("*.py")}
         assert expected <= set(names)

@@ -14,6 +14,7 @@ from reference.contracts.request import child_request_id
 from reference.contracts.schedule import SchedulerOutput
 from reference.frontend.tiers import load_tier
 from tests.factories import Driver, make_config, make_request
+from tests.scale import RULE_STEPS, STEPS_AN_EXAMPLE
 
 TIERS = [load_tier(name) for name in ("reference", "fast")]
 
@@ -160,8 +161,8 @@ class TwoTiers(RuleBasedStateMachine):
 
 TestTwoTiers = TwoTiers.TestCase
 TestTwoTiers.settings = settings(
-    max_examples=400,
-    stateful_step_count=50,
+    max_examples=max(RULE_STEPS // STEPS_AN_EXAMPLE, 1),
+    stateful_step_count=STEPS_AN_EXAMPLE,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -27,7 +27,6 @@ def asan(build_folder: Path) -> Path:
     return native.build("planted_bugs", "asan", build_folder)
 
 
-@pytest.mark.xdist_group("tsan")
 @pytest.mark.parametrize("bug", RACES)
 def test_race_detection_names_a_line_of_the_race(tsan: Path, bug: Bug) -> None:
     result = native.run(tsan, bug.name, "bug", "0")
@@ -35,7 +34,6 @@ def test_race_detection_names_a_line_of_the_race(tsan: Path, bug: Bug) -> None:
     assert result.names("planted_bugs.cu", native.marked_lines(bug.name)), result.text
 
 
-@pytest.mark.xdist_group("tsan")
 @pytest.mark.parametrize("seed", ["0", "1"])
 @pytest.mark.parametrize("name", RUNNING)
 def test_race_detection_says_nothing_about_the_kernel_without_the_bug(
@@ -44,7 +42,6 @@ def test_race_detection_says_nothing_about_the_kernel_without_the_bug(
     assert native.run(tsan, name, "fixed", seed) == native.Result(0, "ok\n")
 
 
-@pytest.mark.xdist_group("asan")
 @pytest.mark.parametrize("bug", ADDRESSES)
 def test_address_checks_name_the_line_of_the_access(asan: Path, bug: Bug) -> None:
     result = native.run(asan, bug.name, "bug", "0")
@@ -56,7 +53,6 @@ def test_address_checks_name_the_line_of_the_access(asan: Path, bug: Bug) -> Non
         assert "paged_attention.cuh" in result.text
 
 
-@pytest.mark.xdist_group("asan")
 @pytest.mark.parametrize("name", RUNNING)
 def test_address_checks_say_nothing_about_the_kernel_without_the_bug(asan: Path, name: str) -> None:
     assert native.run(asan, name, "fixed", "1") == native.Result(0, "ok\n")

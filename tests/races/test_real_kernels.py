@@ -26,13 +26,11 @@ def asan(build_folder: Path) -> Path:
     return native.build("real_kernels", "asan", build_folder)
 
 
-@pytest.mark.xdist_group("tsan")
 @pytest.mark.parametrize(("operation", "rung"), RUNGS)
 def test_no_rung_races_and_all_agree_with_the_first(tsan: Path, operation: str, rung: str) -> None:
     assert native.run(tsan, operation, rung, "3") == native.Result(0, "ok\n")
 
 
-@pytest.mark.xdist_group("asan")
 @pytest.mark.parametrize("seed", ["0", "4"])
 @pytest.mark.parametrize(("operation", "rung"), RUNGS)
 def test_no_rung_leaves_its_memory(asan: Path, operation: str, rung: str, seed: str) -> None:

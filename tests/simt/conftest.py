@@ -1,7 +1,8 @@
-"""One built program a worker: the tests that need it are grouped, so that no two workers build the same."""
+"""Where the tests' C++ programs are built: once for all workers of a run."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,5 +10,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where objects are kept for all programs that this worker builds."""
-    return tmp_path_factory.mktemp("native")
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "native"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -74,13 +75,24 @@ def call(command: list[str]) -> None:
 
 
 def build(program: str, how: str, folder: Path) -> Path:
-    """Compiles tests/simt/PROGRAM.cu with the emulator and the kernels that it wants; objects are kept in `folder`."""
-    target = folder / f"{program}-{how}"
+    """Compiles tests/simt/PROGRAM.cu with the emulator and the kernels that it wants; what `folder` has is kept.
+
+    Workers of one run share the folder: the first builds, the others wait.
+    """
+    with open(folder / f"{how}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = folder / f"{program}-{how}"
+        if not target.exists():
+            compile_and_link(program, how, target)
+    return target
+
+
+def compile_and_link(program: str, how: str, target: Path) -> None:
     flags = BUILDS[how]
     sources = [(f"tests/simt/{program}.cu", flags.kernels)]
     sources += [(f"csrc/cuda/{name}", flags.kernels) for name in LAUNCHERS[program]]
     sources += [(source, flags.emulator) for source in EMULATOR]
-    objects = [folder / f"{Path(source).stem}-{how}.o" for source, _ in sources]
+    objects = [target.parent / f"{Path(source).stem}-{how}.o" for source, _ in sources]
     commands = [
         [compiler(), *FLAGS, *extra, "-x", "c++", "-c", source, "-o", str(output)]
         for (source, extra), output in zip(sources, objects, strict=True)
@@ -89,7 +101,6 @@ def build(program: str, how: str, folder: Path) -> Path:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(call, commands))
     call([compiler(), *flags.link, "-pthread", *map(str, objects), "-o", str(target)])
-    return target
 
 
 @functools.cache
@@ -111,7 +122,7 @@ def run(program: Path, *words: str) -> Result:
     prefix = without_address_randomization() if program.name.endswith("-tsan") else ()
     command = [*prefix, str(program), *words]
     result = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=os.environ | options, timeout=120
+        command, check=False, capture_output=True, text=True, env=os.environ | options, timeout=600
     )
     return Result(result.returncode, result.stdout + result.stderr)
 

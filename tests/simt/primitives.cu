@@ -1,5 +1,5 @@
-// What each primitive of the emulator computes, against what CUDA's documentation says it does. `primitives NAME` prints
-// "ok" or the first number that is wrong; `primitives --list` the names.
+// What each primitive of the emulator computes, against what CUDA's documentation says it does. `primitives NAME`
+// prints "ok" or the first number that is wrong; `primitives --list` the names.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -258,7 +258,8 @@ bool run_matrix_multiply() {
     for (int col = 0; col < 8; ++col) {
       float sum = c[static_cast<size_t>(row * 8 + col)];
       for (int k = 0; k < 16; ++k) {
-        sum += static_cast<float>(a[static_cast<size_t>(row * 16 + k)]) * static_cast<float>(b[static_cast<size_t>(k * 8 + col)]);
+        const auto at_a = static_cast<size_t>(row * 16 + k), at_b = static_cast<size_t>(k * 8 + col);
+        sum += static_cast<float>(a[at_a]) * static_cast<float>(b[at_b]);
       }
       if (d[static_cast<size_t>(row * 8 + col)] != sum) return false;
     }
@@ -332,7 +333,8 @@ const std::vector<Case> kCases = {
     {"shfl_xor_segments",
      [] { return warp_gives<int>(shfl_xor_segments, [](int t) { return t & 8 ? t ^ 8 : t; }); }},
     {"shfl_down", [] { return warp_gives<double>(shfl_down, [](int t) { return (t < 29 ? t + 3 : t) + 0.25; }); }},
-    {"shfl_up_segments", [] { return warp_gives<int>(shfl_up_segments, [](int t) { return t % 16 < 3 ? t : t - 3; }); }},
+    {"shfl_up_segments",
+     [] { return warp_gives<int>(shfl_up_segments, [](int t) { return t % 16 < 3 ? t : t - 3; }); }},
     {"shfl_two_masks", [] { return warp_gives<int>(shfl_two_masks, [](int t) { return t < 8 ? 7 : -31; }); }},
     {"shfl_partial_warp", [] { return warp_gives<int>(shfl_partial_warp, [](int t) { return t ^ 8; }, 48); }},
     {"ballot", [] { return warp_gives<int>(ballot, [](int) { return 0x49249249; }); }},

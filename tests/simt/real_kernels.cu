@@ -1,4 +1,4 @@
-// Every rung of every operation of csrc/kernels on small ragged shapes, in all three types, for the sanitizers to watch.
+// Every rung of every operation of csrc/kernels on small ragged shapes in all three types, for the sanitizers to watch.
 // `real_kernels OPERATION RUNG SEED` prints "ok" when the values agree with those of the first rung; values against
 // NumPy are the business of tests/kernels. `real_kernels --list` prints "OPERATION RUNGS" a line.
 #include <cmath>
@@ -50,9 +50,22 @@ Values run_rms_norm(int rung) {
     std::vector<T> out(kRows * size), residual = numbers<T>(kRows * size, 3);
     rms_norm<T>({out.data(), x.data(), nullptr, weight.data(), size, size, 0, kRows, size, 1e-5f}, rung, nullptr);
     append(all, out);
-    rms_norm<T>({out.data(), x.data(), residual.data(), weight.data(), size, size, size, kRows, size, 1e-5f}, rung, nullptr);
+    rms_norm<T>({out.data(), x.data(), residual.data(), weight.data(), size, size, size, kRows, size, 1e-5f}, rung,
+                nullptr);
     append(all, out);
     append(all, residual);
+  }
+  return all;
+}
+
+template <class T>
+Values run_layer_norm(int rung) {
+  Values all;
+  for (int size : {600, 37}) {
+    const std::vector<T> x = numbers<T>(kRows * size, 1), weight = numbers<T>(size, 2), bias = numbers<T>(size, 3);
+    std::vector<T> out(kRows * size);
+    layer_norm<T>({out.data(), x.data(), weight.data(), bias.data(), size, size, kRows, size, 1e-5f}, rung, nullptr);
+    append(all, out);
   }
   return all;
 }
@@ -64,7 +77,8 @@ Values run_cache_write(int rung) {
     const std::vector<T> key = numbers<T>(kRows * size, 1), value = numbers<T>(kRows * size, 2);
     std::vector<T> k(8 * size), v(8 * size);
     const std::vector<int64_t> slots{6, 3};
-    cache_write<T>({key.data(), value.data(), k.data(), v.data(), slots.data(), size, size, kRows, size}, rung, nullptr);
+    cache_write<T>({key.data(), value.data(), k.data(), v.data(), slots.data(), size, size, kRows, size}, rung,
+                   nullptr);
     for (int64_t slot : slots) {
       append(all, std::vector<T>(k.begin() + slot * size, k.begin() + (slot + 1) * size));
       append(all, std::vector<T>(v.begin() + slot * size, v.begin() + (slot + 1) * size));
@@ -89,7 +103,7 @@ Values run_copy_blocks(int rung) {
 template <class T>
 void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int window, int longest) {
   constexpr int kBlockSize = 16, kSeqs = 2, kMaxBlocks = 18;
-  const std::vector<int32_t> lens{longest, 33};
+  const std::vector<int32_t> lens{longest, 3};
   const int row = heads * head_dim, splits = num_splits(longest);
   std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
   int32_t next = 0;
@@ -101,7 +115,8 @@ void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int wi
   std::vector<T> out(kSeqs * row);
   std::vector<float> means(kSeqs * row * splits), largest(kSeqs * heads * splits), sums(largest.size());
   paged_attention<T>({out.data(), query.data(), k.data(), v.data(), tables.data(), lens.data(), row, row, kMaxBlocks,
-                      kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(), sums.data(),
+                      kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f, means.data(), largest.data(),
+                      sums.data(),
                       splits},
                      longest, rung, nullptr);
   append(all, out);
@@ -123,6 +138,18 @@ Values run_silu_mul(int rung) {
     const std::vector<T> gate_up = numbers<T>(kRows * 2 * size, 1);
     std::vector<T> out(kRows * size);
     silu_mul<T>({out.data(), gate_up.data(), size, 2 * size, kRows, size}, rung, nullptr);
+    append(all, out);
+  }
+  return all;
+}
+
+template <class T>
+Values run_gelu(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    const std::vector<T> x = numbers<T>(kRows * size, 1);
+    std::vector<T> out(kRows * size);
+    gelu<T>({out.data(), x.data(), size, size, kRows, size}, rung, nullptr);
     append(all, out);
   }
   return all;
@@ -171,8 +198,9 @@ struct Operation {
 
 #define OPERATION(name) {#name, {run_##name<float>, run_##name<__half>, run_##name<__nv_bfloat16>}}
 const std::map<std::string, Operation> kOperations = {
-    OPERATION(rms_norm), OPERATION(cache_write), OPERATION(copy_blocks), OPERATION(paged_attention),
-    OPERATION(silu_mul), OPERATION(rotary),      OPERATION(softmax),     OPERATION(argmax),
+    OPERATION(rms_norm), OPERATION(layer_norm), OPERATION(cache_write), OPERATION(copy_blocks),
+    OPERATION(silu_mul), OPERATION(gelu),       OPERATION(rotary),      OPERATION(paged_attention),
+    OPERATION(softmax),  OPERATION(argmax),
 };
 
 // A vectorised rung leaves the odd row out, which comes last.

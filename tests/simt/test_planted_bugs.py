@@ -13,8 +13,6 @@ from tests.simt.bugs import BUGS, Bug
 THROWN = [pytest.param(bug, id=bug.name) for bug in BUGS if bug.error]
 SEEN = [pytest.param(bug, id=bug.name) for bug in BUGS if bug.wrong]
 
-pytestmark = pytest.mark.xdist_group("planted_bugs")
-
 
 @pytest.fixture(scope="session")
 def program(build_folder: Path) -> Path:

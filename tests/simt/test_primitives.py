@@ -17,14 +17,12 @@ def programs(build_folder: Path) -> dict[str, Path]:
     return {how: native.build("primitives", how, build_folder) for how in ("plain", "ucontext")}
 
 
-@pytest.mark.xdist_group("primitives")
 @pytest.mark.parametrize("how", ["plain", "ucontext"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_primitive_computes_what_cuda_says(programs: dict[str, Path], how: str, name: str) -> None:
     assert native.run(programs[how], name) == native.Result(0, "ok\n")
 
 
-@pytest.mark.xdist_group("primitives")
 def test_every_case_of_the_program_is_run(programs: dict[str, Path]) -> None:
     assert native.run(programs["plain"], "--list").text.split() == NAMES
     assert len(NAMES) == len(set(NAMES)) > 25
