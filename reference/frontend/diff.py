@@ -56,6 +56,9 @@ class DiffReport:
     num_steps: int = 0
     num_tokens: int = 0
     num_preemptions: int = 0
+    num_swapped_blocks: int = 0  # to the host pool
+    num_block_copies: int = 0
+    num_accepted_drafts: int = 0
     num_cached_tokens: int = 0
     num_finished: int = 0
     num_errors: int = 0  # of the finished, those that ended with an error, on both tiers alike
@@ -165,6 +168,10 @@ class _Comparison:
         report.num_steps += 1
         if first is not None:
             report.num_preemptions += len(first.preempted)
+            report.num_swapped_blocks += len(first.swap_outs)
+            report.num_block_copies += len(first.block_copies)
+            sampled = (first.sampled_token_ids.get(request_id, ()) for request_id in first.draft_token_ids)
+            report.num_accepted_drafts += sum(max(len(token_ids) - 1, 0) for token_ids in sampled)
             report.num_cached_tokens += sum(first.num_cached_tokens.values())
         if not self.dropped:
             self._compare_schedules(number, first, second)

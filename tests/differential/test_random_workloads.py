@@ -20,6 +20,7 @@ MODELS = (
     {"num_heads": 4, "num_kv_heads": 2, "tie": True},
     {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16, "tie": False},
     {"num_heads": 7, "num_kv_heads": 1, "head_dim": 12, "tie": True},
+    {"num_heads": 4, "num_kv_heads": 4, "head_dim": 24, "tie": True},
 )
 # Pieces for xdist. Each must take all paths by itself, so that no selection of tests can skip that check.
 NUM_PARTS = 5
