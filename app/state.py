@@ -161,12 +161,12 @@ class _StepEncoder:
         held = set() if before is None else set(before.ref_counts)
         entry: View = {
             "tables": {
-                self.index[name]: table
+                str(self.index[name]): table
                 for name, table in cache.block_tables.items()
                 if tables.get(name) != table
             },
             "host": {
-                self.index[name]: table for name, table in cache.host_tables.items() if host.get(name) != table
+                str(self.index[name]): table for name, table in cache.host_tables.items() if host.get(name) != table
             },
             "gone": self._of(name for name in tables if name not in cache.block_tables),
             "hash": [
@@ -203,9 +203,9 @@ class _StepEncoder:
             "copy": [list(copy) for copy in trace.block_copies],
             "out": [list(swap) for swap in trace.swap_outs],
             "in": [list(swap) for swap in trace.swap_ins],
-            "cached": {self.index[n]: count for n, count in trace.num_cached_tokens.items() if count},
-            "tok": {self.index[n]: self.pieces.of(ids) for n, ids in trace.sampled_token_ids.items()},
-            "draft": {self.index[n]: self.pieces.of(ids) for n, ids in trace.draft_token_ids.items()},
+            "cached": {str(self.index[n]): count for n, count in trace.num_cached_tokens.items() if count},
+            "tok": {str(self.index[n]): self.pieces.of(ids) for n, ids in trace.sampled_token_ids.items()},
+            "draft": {str(self.index[n]): self.pieces.of(ids) for n, ids in trace.draft_token_ids.items()},
             "pre": [[self.index[n], trace.preemption_reasons.get(n, "")] for n in trace.preempted],
             "ref": [[self.index[n], reason] for n, reason in trace.refusal_reasons.items() if n in self.index],
             "fin": [[self.index[n], reason] for n, reason in trace.finished.items() if n in self.index],
