@@ -26,8 +26,12 @@ def main(host: str = "127.0.0.1", port: int | None = None) -> int:
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m app", description="Show every block, every step and every reason.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser = argparse.ArgumentParser(
+        prog="python -m app", description="Show every block, every step and every reason."
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+    )
     parser.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
     arguments = parser.parse_args(argv)
     return main(arguments.host, arguments.port)

@@ -1,4 +1,4 @@
-"""The page: a panel that says what to run, and the viewer that shows it. Python only runs engines and hands over JSON."""
+"""The page: a panel that says what to run, and the viewer that shows it. Python runs engines and hands over JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ SHOW_EVERY_S = 0.7  # while a run is on its way
 COLUMNS = ("id", "prompt", "arrival_step", "priority", "n", "max_tokens", "temperature")
 # The options of the form, in its order. What an option may be is the engine's business; the form only asks.
 NUMBERS = (
-    "block_size", "num_blocks", "max_num_batched_tokens", "long_prefill_token_threshold", "max_num_seqs", "max_model_len",
+    "block_size", "num_blocks", "max_num_batched_tokens", "long_prefill_token_threshold", "max_num_seqs",
+    "max_model_len",
 )  # fmt: skip
 CHOICES = {"scheduling_policy": ("fcfs", "priority"), "preemption_mode": ("recompute", "swap")}
 SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
@@ -63,7 +64,7 @@ def usable_tiers() -> list[str]:
     return usable
 
 
-# ---- between the form and the engine ----------------------------------------------------------------------------------
+# ---- between the form and the engine ---
 
 
 def form_values(options: Mapping[str, Any], is_static: bool) -> list[Any]:
@@ -129,7 +130,9 @@ def parse_changes(text: str) -> dict[str, Any]:
     for line in filter(str.strip, (text or "").splitlines()):
         name, equals, value = (part.strip() for part in line.partition("="))
         if not equals or (name != "static" and name not in EngineArgs.__dataclass_fields__):
-            raise ValueError(f"Write the options to compare with as lines like block_size = 8; {line.strip()!r} is none.")
+            raise ValueError(
+                f"Write the options to compare with as lines like block_size = 8; {line.strip()!r} is none."
+            )
         try:
             changes[name] = json.loads(value)
         except ValueError:
@@ -139,7 +142,10 @@ def parse_changes(text: str) -> dict[str, Any]:
 
 def table_rows(requests: Sequence[WorkloadRequest]) -> list[list[Any]]:
     return [
-        [r.request_id, r.prompt or "", r.arrival_step, r.priority, r.params.n, r.params.max_tokens, r.params.temperature]
+        [
+            r.request_id, r.prompt or "", r.arrival_step, r.priority, r.params.n, r.params.max_tokens,
+            r.params.temperature,
+        ]
         for r in requests
     ]  # fmt: skip
 
@@ -195,9 +201,7 @@ def make_sides(
     if changes:
         changed = {**options, **{name: value for name, value in changes.items() if name != "static"}}
         title = ", ".join(f"{name} = {json.dumps(value)}" for name, value in changes.items())
-        sides.append(
-            Side(title, Workload(requests, changed), tier, bool(changes.get("static", is_static)))
-        )
+        sides.append(Side(title, Workload(requests, changed), tier, bool(changes.get("static", is_static))))
     return sides
 
 
@@ -230,7 +234,7 @@ def run_sides(sides: Sequence[Side], model: str) -> Iterator[list[Run]]:
     yield done
 
 
-# ---- the page ---------------------------------------------------------------------------------------------------------
+# ---- the page ---
 
 
 def asset(name: str) -> str:
@@ -317,8 +321,9 @@ def make_app() -> gr.Blocks:
     """The page; `launch` starts it."""
     page, runs = first_page()
     with gr.Blocks(title="Twinfer", analytics_enabled=False, fill_width=True) as blocks:
+        page_blocks: gr.Blocks = blocks
         shown = gr.State(runs)
-        with gr.Row(elem_id="panel", equal_height=True):
+        with gr.Row(elem_id="panel"):
             chosen = gr.Dropdown(
                 [(f"{p.title['en']} · {p.title['zh']}", p.key) for p in PRESETS], value=PRESETS[0].key,
                 label=T("preset"), scale=4, min_width=260, elem_id="preset",
@@ -332,14 +337,18 @@ def make_app() -> gr.Blocks:
                 [*tiers, *([BOTH] if len(tiers) > 1 else [])], value=tiers[0], label=T("tier"), scale=1, min_width=120,
                 elem_id="tier",
             )  # fmt: skip
-            run_button = gr.Button(T("run"), variant="primary", scale=1, min_width=90, elem_id="run")
-            cancel = gr.Button(T("cancel"), scale=1, min_width=90, elem_id="cancel")
+            run_button = gr.Button(T("run"), variant="primary", scale=0, min_width=90, elem_id="run")
+            cancel = gr.Button(T("cancel"), scale=0, min_width=90, elem_id="cancel")
         with gr.Accordion(T("details"), open=False, elem_id="details"):
             table, changes, form = _form()
             with gr.Row():
-                load = gr.UploadButton(T("load"), file_types=[".json"], elem_id="load")
+                load = gr.UploadButton(
+                    "Load a trace file · 载入轨迹文件", file_types=[".json"], elem_id="load"
+                )
                 save = gr.Button(T("save"), elem_id="save")
-            files = gr.File(label=T("files"), file_count="multiple", interactive=False, elem_id="files", visible=False)
+            files = gr.File(
+                label=T("files"), file_count="multiple", interactive=False, elem_id="files", visible=False
+            )
         status = gr.HTML(_status("Ready."), apply_default_css=False, elem_id="status")
         viewer = gr.HTML(
             value="", html_template='<div class="tw" lang="en"></div>', js_on_load=asset("viewer.js"), page=page,
@@ -359,7 +368,7 @@ def make_app() -> gr.Blocks:
         cancel.click(_cancelled, [shown], [status], cancels=running, show_progress="hidden")
         load.upload(_load, [load], outputs, show_progress="hidden")
         save.click(lambda runs: gr.File(_save(runs), visible=True), [shown], [files], show_progress="hidden")
-    return blocks
+    return page_blocks
 
 
 def _form() -> tuple[Any, Any, list[Any]]:
@@ -367,24 +376,38 @@ def _form() -> tuple[Any, Any, list[Any]]:
     start = _fill(PRESETS[0].key, SCRIPTED)
     table = gr.Dataframe(
         value=start[0], headers=list(COLUMNS), type="array", interactive=True, label=T("requests"), elem_id="requests",
-        datatype=["str", "str", "number", "number", "number", "number", "number"], column_count=(len(COLUMNS), "fixed"),
+        datatype=["str", "str", "number", "number", "number", "number", "number"], column_count=len(COLUMNS),
     )  # fmt: skip
     values = dict(zip(FORM, start[2:], strict=True))
     with gr.Row():
         form: list[Any] = [
-            gr.Number(values[n], label=n, precision=0, minimum=0, min_width=150, elem_id=f"opt-{n}") for n in NUMBERS
+            gr.Number(values[n], label=n, precision=0, minimum=0, min_width=150, elem_id=f"opt-{n}")
+            for n in NUMBERS
         ]
     with gr.Row():
         form += [
-            gr.Dropdown(list(c), value=values[n], label=n, min_width=150, elem_id=f"opt-{n}") for n, c in CHOICES.items()
+            gr.Dropdown(list(c), value=values[n], label=n, min_width=150, elem_id=f"opt-{n}")
+            for n, c in CHOICES.items()
         ]
         form += [gr.Checkbox(values[n], label=n, min_width=150, elem_id=f"opt-{n}") for n in SWITCHES]
         form.append(
-            gr.Number(values["drafts"], label=T("drafts"), precision=0, minimum=0, min_width=150, elem_id="opt-drafts")
+            gr.Number(
+                values["drafts"],
+                label=T("drafts"),
+                precision=0,
+                minimum=0,
+                min_width=150,
+                elem_id="opt-drafts",
+            )
         )
         form.append(gr.Checkbox(values["static"], label=T("static"), min_width=150, elem_id="opt-static"))
     changes = gr.Textbox(
-        start[1], label=T("compare"), info=T("compare_info"), lines=2, placeholder="block_size = 8", elem_id="changes"
+        start[1],
+        label=T("compare"),
+        info=T("compare_info"),
+        lines=2,
+        placeholder="block_size = 8",
+        elem_id="changes",
     )
     return table, changes, form
 
@@ -403,10 +426,10 @@ def launch(host: str = "127.0.0.1", port: int | None = None, block: bool = True)
     blocks = make_app()
     _, address, _ = blocks.launch(
         server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, ssr_mode=False,
-        css=asset("viewer.css"), theme=gr.themes.Default(), footer_links=[], i18n=T, show_error=False,
+        css=asset("viewer.css"), footer_links=[],
+        theme=gr.themes.Default(primary_hue="blue", neutral_hue="zinc"), i18n=T, show_error=False,
     )  # fmt: skip
     print(f"Twinfer is at {address}", flush=True)
     if block:
         blocks.block_thread()
     return blocks, address
-

@@ -88,7 +88,8 @@ PRESETS: tuple[Preset, ...] = (
         key="continuous",
         title={"en": "Static or continuous batching", "zh": "静态批处理与连续批处理"},
         lesson={
-            "en": "A static batch waits for its slowest request. Continuous batching fills a slot in the very next step.",
+            "en": "A static batch waits for its slowest request. Continuous batching fills a slot in the very "
+            "next step.",
             "zh": "静态批次要等最慢的请求结束；连续批处理在下一步就把空位补上。",
         },
         requests=tuple(_ask(name, prompt, tokens) for name, prompt, tokens in _SHORT),
@@ -103,7 +104,8 @@ PRESETS: tuple[Preset, ...] = (
         key="chunked",
         title={"en": "A long prompt, whole or in chunks", "zh": "长提示：整段预填充与分块预填充"},
         lesson={
-            "en": "Computed whole, a long prompt makes one huge step that everybody waits for. In chunks it shares the "
+            "en": "Computed whole, a long prompt makes one huge step that everybody waits for. In chunks it "
+            "shares the "
             "steps with those who decode.",
             "zh": "整段计算长提示会造成一个巨大的步，所有人都得等；分块后它与解码请求共用每一步。",
         },
@@ -124,7 +126,8 @@ PRESETS: tuple[Preset, ...] = (
         key="prefix",
         title={"en": "One system prompt, shared", "zh": "共享系统提示"},
         lesson={
-            "en": "The first request computes the system prompt. The others find its full blocks by their hash and point "
+            "en": "The first request computes the system prompt. The others find its full blocks by their hash "
+            "and point "
             "at the same physical blocks.",
             "zh": "第一个请求计算系统提示；其余请求凭哈希找到它的满块，指向同样的物理块。",
         },
@@ -146,7 +149,8 @@ PRESETS: tuple[Preset, ...] = (
         key="copy",
         title={"en": "Parallel sampling and copy-on-write", "zh": "并行采样与写时复制"},
         lesson={
-            "en": "Four samples share every block of one prompt. Who writes first into the half-filled last block gets a "
+            "en": "Four samples share every block of one prompt. Who writes first into the half-filled last "
+            "block gets a "
             "copy; the last holder writes in place.",
             "zh": "四个样本共享同一提示的全部块；先写入半满末块的得到副本，最后的持有者原地写入。",
         },
@@ -160,7 +164,8 @@ PRESETS: tuple[Preset, ...] = (
         key="preemption",
         title={"en": "Preemption: recompute or swap", "zh": "抢占：重算与换出"},
         lesson={
-            "en": "The pool is full and somebody must give way. Recompute throws the blocks away and pays in tokens; swap "
+            "en": "The pool is full and somebody must give way. Recompute throws the blocks away and pays in "
+            "tokens; swap "
             "copies them to the host pool and pays in copies.",
             "zh": "块池已满，必须有人让位。重算丢弃块、以重新计算为代价；换出把块复制到主机池、以复制为代价。",
         },
@@ -169,7 +174,12 @@ PRESETS: tuple[Preset, ...] = (
             _ask("ben", "Tell me how glass is blown", 12),
             _ask("cleo", "Tell me how ships are built", 12),
         ),
-        options={"block_size": 4, "num_blocks": 13, "max_num_batched_tokens": 24, "enable_prefix_caching": False},
+        options={
+            "block_size": 4,
+            "num_blocks": 13,
+            "max_num_batched_tokens": 24,
+            "enable_prefix_caching": False,
+        },
         sides=(
             Side({"en": "recompute", "zh": "重算"}, {"preemption_mode": "recompute"}),
             Side({"en": "swap", "zh": "换出"}, {"preemption_mode": "swap"}),
@@ -181,7 +191,8 @@ PRESETS: tuple[Preset, ...] = (
         key="priority",
         title={"en": "First come, or most urgent first", "zh": "先来先服务与优先级"},
         lesson={
-            "en": "An urgent request comes last. By order of arrival it waits for a slot; by priority it goes to the head "
+            "en": "An urgent request comes last. By order of arrival it waits for a slot; by priority it goes "
+            "to the head "
             "of the queue, and when blocks run short the least urgent gives way.",
             "zh": "紧急请求最后到达：先来先服务时它要等空位；按优先级它排到队首，块不足时最不紧急者让位。",
         },
@@ -222,7 +233,8 @@ PRESETS: tuple[Preset, ...] = (
         key="speculation",
         title={"en": "Speculative decoding", "zh": "投机解码"},
         lesson={
-            "en": "Cheap guesses are checked several in one step. The right ones are kept, the first wrong one ends it: "
+            "en": "Cheap guesses are checked several in one step. The right ones are kept, the first wrong one "
+            "ends it: "
             "the same text in fewer steps.",
             "zh": "廉价的猜测在一步里一起验证：对的留下，遇到第一个错的就停。文本不变，步数更少。",
         },
@@ -245,7 +257,8 @@ PRESETS: tuple[Preset, ...] = (
         key="contiguous",
         title={"en": "Contiguous memory or pages", "zh": "连续分配与分页"},
         lesson={
-            "en": "Give each request one contiguous piece for the longest text it might write, and most of it stays empty. "
+            "en": "Give each request one contiguous piece for the longest text it might write, and most of it "
+            "stays empty. "
             "With small pages the same memory holds many more requests.",
             "zh": "若按可能的最长文本给每个请求一整段连续空间，大半都空着；用小页，同样的内存能容纳多得多的请求。",
         },
@@ -261,7 +274,8 @@ PRESETS: tuple[Preset, ...] = (
         key="small",
         title={"en": "A pool too small", "zh": "块池太小"},
         lesson={
-            "en": "With too few blocks requests push each other out again and again, and every return is paid in computed "
+            "en": "With too few blocks requests push each other out again and again, and every return is paid "
+            "in computed "
             "tokens. Enough blocks, and none of it happens.",
             "zh": "块太少时，请求一再互相挤出，每次返回都要重新计算；块足够时，这一切都不会发生。",
         },

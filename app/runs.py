@@ -35,7 +35,9 @@ class RequestInfo:
 
     request_id: str
     prompt_token_ids: tuple[int, ...] = ()
-    arrival: int = 0  # index of the step that began when it came in, or would have, had static batching let it
+    arrival: int = (
+        0  # index of the step that began when it came in, or would have, had static batching let it
+    )
     priority: int = 0
     candidates: tuple[Candidates, ...] = ()  # by output position; empty when nobody asked the model
 
@@ -199,7 +201,11 @@ def _candidates(logprobs: Sequence[Mapping[int, Any]] | None) -> tuple[Candidate
 
 
 def record(
-    title: str, workload: Workload, model: str = SCRIPTED, tier_name: str = "reference", is_static: bool = False
+    title: str,
+    workload: Workload,
+    model: str = SCRIPTED,
+    tier_name: str = "reference",
+    is_static: bool = False,
 ) -> Run:
     """Play a workload to its end. Raises ValueError as `Recording` does."""
     recording = Recording(title, workload, model, tier_name, is_static)

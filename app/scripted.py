@@ -18,10 +18,11 @@ from reference.frontend.tokenizer import Tokenizer
 VOCAB_SIZE = 65_536
 
 _STORY = (
-    "the river ran under an old stone bridge and carried leaves past the mill where a boy sat drawing ships "
-    "while his sister counted swallows over warm fields until evening bells called them home across quiet "
-    "meadows with bread salt and summer apples"
-).split()
+    "the", "river", "ran", "under", "an", "old", "stone", "bridge", "and", "carried", "leaves", "past", "mills",
+    "where", "a", "boy", "sat", "drawing", "ships", "while", "his", "sister", "counted", "swallows", "over", "warm",
+    "fields", "until", "evening", "bells", "called", "them", "home", "across", "quiet", "meadows", "with", "bread",
+    "salt", "apples",
+)  # fmt: skip
 
 SCRIPTED_MODEL = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=8, intermediate_size=16,
@@ -64,13 +65,13 @@ class WordTokenizer(Tokenizer):
 
 def scripted_token(request_id: str, position: int) -> int:
     """Token at an output position: every request tells the story from a place of its own, siblings from others."""
-    return (sum(map(ord, request_id)) * 5 + position) % len(set(_STORY))
+    return (sum(map(ord, request_id)) * 5 + position) % len(_STORY)
 
 
 def scripted_drafts(request_id: str, position: int, count: int) -> list[int]:
     """Guesses of the tokens from `position` on: every third position of the story is guessed wrong."""
     return [
-        scripted_token(request_id, p) if p % 3 else (scripted_token(request_id, p) + 7) % len(set(_STORY))
+        scripted_token(request_id, p) if p % 3 else (scripted_token(request_id, p) + 7) % len(_STORY)
         for p in range(position, position + count)
     ]
 

@@ -10,24 +10,24 @@ _SHOWN = 4  # requests that are named; of more the number is told
 _WORDS = {
     "en": {
         "step": "Step {n}: ", "sep": "; ", "end": ".", "and": ", ", "more": " and {n} more",
-        "nothing": "nothing is computed",
-        "cached": "{who} finds {n} tokens in the prefix cache",
+        "nothing": "nothing is computed", "cached": "{who} finds {n} tokens in the prefix cache",
         "prefill": "{who} prefills {n} tokens", "prefill_many": "{who} prefill {n} tokens",
         "decode": "{who} decodes", "decode_many": "{who} decode",
         "drafts": "{who} checks {n} drafts and keeps {ok}",
-        "copy": "block {a} is copied to {b} before the write", "out": "{n} blocks are swapped out",
-        "in": "{n} blocks are swapped in", "preempted": "{who} is preempted",
-        "preempted_many": "{who} are preempted", "finished": "{who} is finished", "finished_many": "{who} are finished",
+        "copy": "block {a} is copied to {b} before the write",
+        "copies": "block {a} is copied to {b} before the writes",
+        "out": "{n} blocks are swapped out", "in": "{n} blocks are swapped in",
+        "preempted": "{who} is preempted", "preempted_many": "{who} are preempted",
+        "finished": "{who} is finished", "finished_many": "{who} are finished",
     },
     "zh": {
         "step": "第 {n} 步：", "sep": "；", "end": "。", "and": "、", "more": " 等另外 {n} 个",
-        "nothing": "没有计算",
-        "cached": "{who} 在前缀缓存中命中 {n} 个词元",
+        "nothing": "没有计算", "cached": "{who} 在前缀缓存中命中 {n} 个词元",
         "prefill": "{who} 预填充 {n} 个词元", "prefill_many": "{who} 共预填充 {n} 个词元",
         "decode": "{who} 解码", "decode_many": "{who} 解码",
         "drafts": "{who} 验证 {n} 个草稿，接受 {ok} 个",
-        "copy": "写入前把块 {a} 复制到 {b}", "out": "换出 {n} 块", "in": "换入 {n} 块",
-        "preempted": "{who} 被抢占", "preempted_many": "{who} 被抢占",
+        "copy": "写入前把块 {a} 复制到 {b}", "copies": "写入前把块 {a} 复制到 {b}",
+        "out": "换出 {n} 块", "in": "换入 {n} 块", "preempted": "{who} 被抢占", "preempted_many": "{who} 被抢占",
         "finished": "{who} 完成", "finished_many": "{who} 完成",
     },
 }  # fmt: skip
@@ -53,7 +53,13 @@ def step_sentence(trace: StepTrace, label: Callable[[str], str], language: str) 
     if trace.swap_ins:
         parts.append(words["in"].format(n=len(trace.swap_ins)))
     parts += [tell("cached", [name], n=n) for name, n in trace.num_cached_tokens.items() if n]
-    parts += [words["copy"].format(a=source, b=target) for _, source, target in trace.block_copies]
+    targets: dict[int, list[str]] = {}
+    for _, source, target in trace.block_copies:
+        targets.setdefault(source, []).append(str(target))
+    for source, copies in targets.items():
+        parts.append(
+            words["copies" if len(copies) > 1 else "copy"].format(a=source, b=words["and"].join(copies))
+        )
     prefilled = {n: c for n, c in trace.num_scheduled_tokens.items() if trace.kinds[n] == "prefill"}
     if prefilled:
         parts.append(tell("prefill", prefilled, n=sum(prefilled.values())))

@@ -1,7 +1,7 @@
 """A run as the page draws it: pure functions from traces to one JSON value.
 
-Steps are differences from the step before, as in a trace file, so that thousands of steps with a hundred requests stay a
-few megabytes; the browser unfolds them once and then steps without asking anybody. Requests are named by their index,
+Steps are differences from the step before, as in a trace file, so that thousands of steps with a hundred requests stay
+a few megabytes; the browser unfolds them once and then steps without asking anybody. Requests are named by their index,
 texts of tokens by their index in `pieces`, blocks by their number.
 """
 
@@ -65,7 +65,12 @@ def _all_requests(run: Run) -> list[RequestInfo]:
     """The requests of a run; those of a trace whose description leaves them out stand at the end."""
     known = {request.request_id: request for request in run.info.requests}
     for trace in run.traces:
-        for name in (*trace.state.running, *trace.state.waiting, *trace.state.swapped, *trace.sampled_token_ids):
+        for name in (
+            *trace.state.running,
+            *trace.state.waiting,
+            *trace.state.swapped,
+            *trace.sampled_token_ids,
+        ):
             known.setdefault(name, RequestInfo(name))
     return list(known.values())
 
@@ -118,9 +123,7 @@ class _StepEncoder:
         entry["sched"] = [self._scheduled(trace, name) for name in trace.num_scheduled_tokens]
         entry.update(self._cache(trace))
         entry.update(self._events(trace))
-        entry["say"] = {
-            language: step_sentence(trace, self._label, language) for language in ("en", "zh")
-        }
+        entry["say"] = {language: step_sentence(trace, self._label, language) for language in ("en", "zh")}
         self._before = trace
         return entry
 
@@ -166,7 +169,9 @@ class _StepEncoder:
                 if tables.get(name) != table
             },
             "host": {
-                str(self.index[name]): table for name, table in cache.host_tables.items() if host.get(name) != table
+                str(self.index[name]): table
+                for name, table in cache.host_tables.items()
+                if host.get(name) != table
             },
             "gone": self._of(name for name in tables if name not in cache.block_tables),
             "hash": [
@@ -207,7 +212,9 @@ class _StepEncoder:
             "tok": {str(self.index[n]): self.pieces.of(ids) for n, ids in trace.sampled_token_ids.items()},
             "draft": {str(self.index[n]): self.pieces.of(ids) for n, ids in trace.draft_token_ids.items()},
             "pre": [[self.index[n], trace.preemption_reasons.get(n, "")] for n in trace.preempted],
-            "ref": [[self.index[n], reason] for n, reason in trace.refusal_reasons.items() if n in self.index],
+            "ref": [
+                [self.index[n], reason] for n, reason in trace.refusal_reasons.items() if n in self.index
+            ],
             "fin": [[self.index[n], reason] for n, reason in trace.finished.items() if n in self.index],
         }
         filled, held = slots(trace, self.run.info.block_size)
@@ -236,23 +243,27 @@ def timeline(run: Run, requests: Sequence[RequestInfo]) -> list[View]:
     news: dict[str, View] = {request.request_id: {} for request in requests}
     waits_as: dict[str, str] = {}
     arrivals = {request.request_id: request.arrival for request in requests}
+    seen: set[str] = set()  # let in by static batching
     for number, trace in enumerate(run.traces):
         for name, kind, tokens in _doings(trace, waits_as):
             _extend(rows[name], kind, number, tokens)
-        inside = {*trace.num_scheduled_tokens, *trace.state.running, *trace.state.waiting, *trace.state.swapped}
-        for name in rows:
-            if run.info.is_static and not rows[name] and name not in inside and arrivals[name] <= number:
-                _extend(rows[name], "held", number, 0)
-            elif rows[name] and rows[name][-1][0] == "held" and name not in inside and "end" not in news[name]:
-                _extend(rows[name], "held", number, 0)
+        inside = {
+            *trace.num_scheduled_tokens,
+            *trace.state.running,
+            *trace.state.waiting,
+            *trace.state.swapped,
+        }
+        if run.info.is_static:
+            seen.update(inside)
+            for name in rows:
+                if name not in seen and arrivals[name] <= number:
+                    _extend(rows[name], "held", number, 0)
         for name in trace.sampled_token_ids:
             news[name].setdefault("first", number)
         for name, reason in trace.finished.items():
             if name in news:
                 news[name].update(end=number, reason=reason)
-    return [
-        {"segments": rows[r.request_id], **_delays(run, r, news[r.request_id])} for r in requests
-    ]
+    return [{"segments": rows[r.request_id], **_delays(run, r, news[r.request_id])} for r in requests]
 
 
 def _doings(trace: StepTrace, waits_as: dict[str, str]) -> Iterable[tuple[str, str, int]]:
@@ -402,6 +413,8 @@ def make_comparison(left: Run, right: Run, is_same_workload: bool) -> View:
 
 def _short(value: Any) -> str:
     text = "nothing" if value is None else str(list(value) if isinstance(value, tuple) else value)
+    if len(text) == 64 and all(c in string.hexdigits for c in text):
+        return text[:HASH_DIGITS]
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -417,4 +430,3 @@ def make_page(runs: Sequence[Run], lesson: Mapping[str, Any] | None = None, is_s
     if len(runs) == 2:
         page["comparison"] = make_comparison(runs[0], runs[1], is_same)
     return page
-

@@ -9,15 +9,22 @@ const LABELS = {
     swapped: 'swapped', finished: 'finished', held: 'kept out', prefill: 'prefill', decode: 'decode',
     accepted: 'drafts kept', rejected: 'drafts rejected', unused: 'unused', queued: 'queued', preempted: 'preempted',
     idle: 'idle', free: 'free', block: 'block', slots: 'slots filled', holders: 'held by', nobody: 'nobody',
-    queue: 'free queue', next_out: 'next to be handed out', hash: 'hash', nohash: 'no hash', cached: 'still cached: evictable',
+    queue: 'free queue', next_out: 'next to be handed out', hash: 'hash', nohash: 'no hash', cached: 'in the prefix cache; if free, evictable',
     used: 'blocks held', filled: 'slots filled', hitrate: 'tokens from the cache', tokens: 'tokens sampled',
-    ttft: 'first token', latency: 'last token', steps: 'steps', ended: 'This run has ended.', none: 'none',
-    hint: 'Point at a block, or move through the pool with the arrow keys.', why: 'Why', rows: 'Requests',
+    delays: 'first / last token', steps: 'steps', ended: 'This run has ended.', none: 'none',
+    blocks: 'blocks of', hint: 'Point at a block, or move through the pool with the arrow keys.', why: 'Why', rows: 'Requests',
     more: 'next requests', less: 'previous requests', nosteps: 'No step yet.', same: 'Both runs are equal, step for step.',
     differ: 'The runs differ first in step', differs: 'These runs part in step', keys: 'Keys: ← → step, space plays, Home and End',
     computed: 'computed', scheduled: 'in this step', known: 'waiting', empty: 'empty', hostpool: 'host pool',
     alloc: 'allocated', freed: 'freed', hit: 'cache hit', evict: 'evicted', copy: 'copied', out: 'swapped out',
     in: 'swapped in', request: 'request', gone: 'no steps', priority: 'priority', jump: 'click a step to jump to it',
+    what: {
+      block_tables: 'block table', num_scheduled_tokens: 'tokens computed', preempted: 'who is preempted',
+      num_cached_tokens: 'tokens from the cache', block_copies: 'copies', swap_outs: 'blocks swapped out',
+      swap_ins: 'blocks swapped in', draft_token_ids: 'drafts', sampled_token_ids: 'tokens sampled',
+      refusal_reasons: 'why somebody waits', finished: 'who finishes', free_order: 'free queue', hashes: 'hashes',
+      queues: 'queues', length: 'number of steps',
+    },
     facts: {
       num_steps: 'steps', num_sampled_tokens: 'tokens written', num_prefill_tokens: 'prefill tokens computed',
       num_chunks: 'prefill chunks', largest_step: 'tokens in the largest step', num_cached_tokens: 'tokens from the cache',
@@ -37,13 +44,18 @@ const LABELS = {
     finished: '完成', held: '未放入', prefill: '预填充', decode: '解码', accepted: '接受的草稿', rejected: '拒绝的草稿',
     unused: '未用', queued: '排队', preempted: '被抢占', idle: '空转', free: '空闲', block: '块', slots: '个槽已填',
     holders: '持有者', nobody: '无', queue: '空闲队列', next_out: '下一个分配', hash: '哈希', nohash: '无哈希',
-    cached: '仍在缓存：可驱逐', used: '占用的块', filled: '已填的槽', hitrate: '缓存命中的词元', tokens: '采样的词元',
-    ttft: '首词元', latency: '末词元', steps: '步', ended: '本次运行已结束。', none: '无',
-    hint: '指向一个块，或用方向键在块池中移动。', why: '原因', rows: '请求', more: '后面的请求', less: '前面的请求',
+    cached: '在前缀缓存中；空闲时可驱逐', used: '占用的块', filled: '已填的槽', hitrate: '缓存命中的词元', tokens: '采样的词元',
+    delays: '首 / 末词元', steps: '步', ended: '本次运行已结束。', none: '无',
+    blocks: '块，每块', hint: '指向一个块，或用方向键在块池中移动。', why: '原因', rows: '请求', more: '后面的请求', less: '前面的请求',
     nosteps: '还没有步。', same: '两次运行逐步相同。', differ: '两次运行首次不同于第', differs: '两次运行分开于第',
     keys: '按键：← → 换步，空格播放，Home 与 End', computed: '已计算', scheduled: '本步', known: '待计算', empty: '空',
     hostpool: '主机池', alloc: '分配', freed: '释放', hit: '命中', evict: '驱逐', copy: '复制', out: '换出', in: '换入',
     request: '请求', gone: '无', priority: '优先级', jump: '点击跳到该步',
+    what: {
+      block_tables: '块表', num_scheduled_tokens: '计算的词元', preempted: '被抢占者', num_cached_tokens: '缓存命中的词元',
+      block_copies: '复制', swap_outs: '换出的块', swap_ins: '换入的块', draft_token_ids: '草稿', sampled_token_ids: '采样的词元',
+      refusal_reasons: '等待的原因', finished: '完成者', free_order: '空闲队列', hashes: '哈希', queues: '队列', length: '步数',
+    },
     facts: {
       num_steps: '步数', num_sampled_tokens: '写出的词元', num_prefill_tokens: '预填充计算的词元', num_chunks: '预填充块数',
       largest_step: '最大一步的词元', num_cached_tokens: '缓存命中的词元', num_preemptions: '抢占次数',
@@ -54,7 +66,7 @@ const LABELS = {
     },
   },
 };
-const MARKS = { copy: '⧉', in: '↓', hit: '★', evict: '✕', alloc: '+', out: '↑', freed: '−' };
+const MARKS = { copy: '=', in: '↓', hit: '★', evict: '✕', alloc: '+', out: '↑', freed: '−' };
 const PER_PAGE = 8; // requests whose tables are drawn at once
 const MAX_CELLS = 2048; // blocks of the pool that are drawn
 const SPEEDS = [0.5, 1, 2, 4, 8];
@@ -68,6 +80,7 @@ let page = null, panes = [], at = 0, timer = null, speed = 1, lit = null;
 const say = (key) => LABELS[lang][key];
 const inLang = (text) => (text && typeof text === 'object' ? text[lang] ?? text.en : text ?? '');
 const hue = (request) => `o${request % 8} p${Math.floor(request / 8) % 5}`; // colour and pattern of an owner
+const icon = (path) => `<svg viewBox="0 0 20 20" width="20" height="20" aria-hidden="true"><path d="${path}"></path></svg>`;
 const visible = (piece) => esc(piece.replace(/\n/g, '↵').replace(/\t/g, '⇥')) || '·';
 
 // ---- a run, unfolded ------------------------------------------------------------------------------------------------
@@ -194,7 +207,7 @@ class Pane {
     const side = page.sides?.[this.index];
     const title = inLang(side) || this.view.title;
     this.$('.name').innerHTML = `${esc(title)} <small>${esc(this.view.tier)} · ${esc(this.view.model)} · ` +
-      `${this.view.num_blocks} × ${this.view.block_size}</small>`;
+      `${this.view.num_blocks} ${say('blocks')} ${this.view.block_size}</small>`;
     head('.budget', say('budget'));
     head('.poolcard', say('pool'));
     head('.tablecard', say('tables'));
@@ -204,11 +217,16 @@ class Pane {
     this.$('.info').textContent = say('hint');
     this.$('.marks').innerHTML = Object.entries(MARKS)
       .map(([name, mark]) => `<span><b class="cell ev-${name}">${mark}</b>${say(name)}</span>`).join('') +
-      `<span><b class="cell">#</b>${say('cached')}</span>`;
+      `<span><b class="cell">#</b>${say('cached')}</span><span><b class="cell">q1</b>${say('next_out')}</span>`;
     this.$('.timecard .key').innerHTML = ['prefill', 'decode', 'queued', ...(this.view.is_static ? ['held'] : []), 'preempted', 'swapped']
       .map((kind) => `<span><b class="swatch k-${kind}"></b>${say(kind)}</span>`).join('');
     this.makePool();
     this.drawTimeline();
+  }
+
+  fit() { // to the width there is now
+    this.node.classList.toggle('wide', this.node.clientWidth >= 900);
+    if (this.$('.gantt').clientWidth !== this.drawnWidth) this.drawTimeline();
   }
 
   makePool() {
@@ -232,8 +250,8 @@ class Pane {
     this.holders = holdersOf(this.state);
     const step = this.state.step, over = number > this.last;
     this.$('.say').textContent = over ? say('ended') : step.say[lang] ?? step.say.en;
-    const reasons = over ? [] : [...(step.pre ?? []), ...(step.ref ?? [])].map(([r, text]) => this.name(r, text));
-    this.$('.why').innerHTML = reasons.map((text) => `<li>${esc(text)}</li>`).join('');
+    const reasons = over ? [] : [...(step.pre ?? []), ...(step.ref ?? [])].filter(([, text]) => text);
+    this.$('.why').innerHTML = reasons.map(([r, text]) => `<li>${this.letter(r)} ${esc(text)}</li>`).join('');
     this.drawBudget(step);
     this.drawPool(this.state);
     this.drawTables(this.state);
@@ -242,12 +260,9 @@ class Pane {
     if (lit !== null) light(lit, this, true);
   }
 
-  name(r, sentence) { return `${this.view.requests[r].label} · ${sentence}`; }
+  letter(r) { return `<span class="badge ${hue(r)}">${this.view.requests[r].label}</span>`; }
 
-  badge(r) {
-    const request = this.view.requests[r];
-    return `<span class="badge ${hue(r)}">${request.label}</span><span class="id">${esc(request.id)}</span>`;
-  }
+  badge(r) { return `${this.letter(r)}<span class="id">${esc(this.view.requests[r].id)}</span>`; }
 
   drawBudget(step) {
     const parts = { prefill: 0, decode: 0, accepted: 0, rejected: 0 };
@@ -313,7 +328,7 @@ class Pane {
 
   status(r, state) {
     const end = state.ended.find(([other]) => other === r);
-    if (end) return end[1];
+    if (end) return `${say('finished')}: ${end[1]}`;
     if (state.swap.includes(r)) return say('swapped');
     if (state.held.includes(r)) return say('held');
     if (state.wait.includes(r)) return say((state.step.pre ?? []).some(([p]) => p === r) ? 'preempted' : 'waiting');
@@ -347,8 +362,10 @@ class Pane {
     const number = Math.min(at, this.last);
     const tokens = this.outputs[r].filter(([n]) => n <= number);
     const fresh = tokens.filter(([n]) => n === number).length;
-    const text = tokens.slice(-24).map(([n, p]) => (n === number
-      ? `<mark>${visible(this.view.pieces[p])}</mark>` : visible(this.view.pieces[p]))).join('');
+    const text = tokens.slice(-24).map(([n, p]) => {
+      const piece = this.view.pieces[p];
+      return n === number ? `${piece.startsWith(' ') ? ' ' : ''}<mark>${visible(piece.trimStart())}</mark>` : visible(piece);
+    }).join('');
     const host = (state.host[r] ?? []).map((b) => `<span class="chip host">⇪${b}</span>`).join('');
     const chips = table.map((block, index) => this.chip(r, block, index, pos, state)).join('');
     return `<div class="row${state.ended.some(([x]) => x === r) ? ' done' : ''}" data-request="${esc(request.id)}">
@@ -387,7 +404,8 @@ class Pane {
   }
 
   drawQueues(state) {
-    const queues = { running: state.run, waiting: state.wait, swapped: state.swap, held: state.held, finished: state.ended.map(([r]) => r) };
+    const ended = state.ended.map(([r]) => r);
+    const queues = { running: state.run.filter((r) => !ended.includes(r)), waiting: state.wait, swapped: state.swap, held: state.held, finished: ended };
     if (!this.view.is_static) delete queues.held;
     this.$('.queues').innerHTML = Object.entries(queues).map(([name, list]) =>
       `<div class="queue" data-queue="${name}"><h5>${say(name)} <b>${list.length}</b></h5><div>${list.slice(0, 24)
@@ -398,7 +416,8 @@ class Pane {
   // ---- timeline: drawn once a run, only its cursor moves ----
 
   drawTimeline() {
-    const box = this.$('.gantt'), width = Math.max(box.clientWidth, 260), rowHeight = 20, charts = 3 * 54;
+    this.drawnWidth = this.$('.gantt').clientWidth;
+    const box = this.$('.gantt'), width = Math.max(box.clientWidth, 260), rowHeight = 20, charts = 3 * 58;
     const count = Math.max(this.states.length, 1), rows = this.view.requests;
     this.left = width > 480 ? 96 : 34;
     const right = width > 640 ? 132 : 4;
@@ -406,7 +425,7 @@ class Pane {
     const top = 18, height = top + rows.length * rowHeight + charts + 10;
     this.height = height;
     const parts = [this.patterns(), this.axis(count, top, height)];
-    if (right > 4) parts.push(`<text class="small" x="${width - right + 8}" y="12">${say('ttft')} / ${say('latency')}</text>`);
+    if (right > 4) parts.push(`<text class="small" x="${width - right + 8}" y="12">${say('delays')}</text>`);
     rows.forEach((request, index) => parts.push(this.ganttRow(request, index, top + index * rowHeight, width, right)));
     parts.push(this.charts(top + rows.length * rowHeight + 12, width, right));
     parts.push(`<rect class="cursor" y="${top - 2}" width="${Math.max(this.unit, 2)}" height="${height - top}"></rect>`);
@@ -456,23 +475,22 @@ class Pane {
   charts(y, width, right) {
     let cached = 0, asked = 0;
     const hits = [], used = [], filled = [], tokens = [];
-    for (const { step, pos } of this.states) {
-      for (const [r, n] of Object.entries(step.cached ?? {})) { cached += n; asked += n; void r; }
+    for (const { step } of this.states) {
+      for (const n of Object.values(step.cached ?? {})) { cached += n; asked += n; }
       for (const [, count, decode] of step.sched) if (!decode) asked += count;
       hits.push(asked ? cached / asked : 0);
       used.push(step.slots / this.view.block_size / (this.view.num_blocks || 1));
       filled.push(step.filled / ((this.view.num_blocks || 1) * this.view.block_size));
       tokens.push(Object.values(step.tok ?? {}).reduce((sum, list) => sum + list.length, 0));
-      void pos;
     }
     const most = Math.max(1, ...tokens), percent = (value) => `${Math.round(100 * value)} %`;
     return this.chart(y, `${say('used')} / ${say('filled')}`, percent(Math.max(0, ...used)), [['area', used], ['line', filled]]) +
-      this.chart(y + 54, say('hitrate'), percent(hits.at(-1) ?? 0), [['area', hits]]) +
-      this.chart(y + 108, say('tokens'), String(most), [['bars', tokens.map((n) => n / most)]]);
+      this.chart(y + 58, say('hitrate'), percent(hits.at(-1) ?? 0), [['area', hits]]) +
+      this.chart(y + 116, say('tokens'), String(most), [['bars', tokens.map((n) => n / most)]]);
   }
 
   chart(y, title, most, series) {
-    const height = 34, base = y + 14 + height, x = (i) => this.left + i * this.unit;
+    const height = 34, base = y + 15 + height, x = (i) => this.left + i * this.unit;
     const shapes = series.map(([kind, values]) => {
       const line = values.map((v, i) => `L${x(i).toFixed(1)},${(base - v * height).toFixed(1)}h${this.unit.toFixed(2)}`).join('');
       if (kind === 'line') return `<path class="c-line" d="M${x(0)},${base}${line}"></path>`;
@@ -524,9 +542,11 @@ function build() {
     <header class="head"><div><h2></h2><p class="lesson"></p></div><button type="button" class="lang"></button></header>
     <dl class="facts"></dl><p class="parting" hidden></p>
     <div class="controls" role="group">
-      <button type="button" data-do="first">⏮</button><button type="button" data-do="prev">◀</button>
+      <button type="button" data-do="first">${icon('M5 4h2v12H5zM16 4v12L8 10z')}</button>
+      <button type="button" data-do="prev">${icon('M14 4v12L6 10z')}</button>
       <button type="button" data-do="play" class="playbtn"></button>
-      <button type="button" data-do="next">▶</button><button type="button" data-do="last">⏭</button>
+      <button type="button" data-do="next">${icon('M6 4v12l8-6z')}</button>
+      <button type="button" data-do="last">${icon('M13 4h2v12h-2zM4 4v12l8-6z')}</button>
       <input type="range" class="scrub" min="0" value="0"><output class="where"></output>
       <label class="speed"><span></span><select>${SPEEDS.map((s) => `<option value="${s}"${s === speed ? ' selected' : ''}>${s}×</option>`).join('')}</select></label>
     </div>
@@ -580,7 +600,7 @@ function drawFacts() {
   const d = comparison.difference;
   parting.classList.toggle('bad', Boolean(d && comparison.meant_equal));
   parting.textContent = d
-    ? `${say(comparison.meant_equal ? 'differ' : 'differs')} ${d.step}: ${d.what}${d.request ? ` (${d.request})` : ''}: ${d.values.join(' ≠ ')}`
+    ? `${say(comparison.meant_equal ? 'differ' : 'differs')} ${d.step}, ${say('what')[d.what] ?? d.what}${d.request ? ` (${d.request})` : ''}: ${d.values.join(' ≠ ')}`
     : say('same');
 }
 
@@ -632,10 +652,7 @@ document.addEventListener('keydown', (event) => {
 });
 
 new ResizeObserver(() => {
-  for (const pane of panes) if (pane.$('.gantt').clientWidth !== pane.drawnWidth) {
-    pane.drawnWidth = pane.$('.gantt').clientWidth;
-    pane.drawTimeline();
-  }
+  for (const pane of panes) pane.fit();
 }).observe(root);
 
 function show() {
