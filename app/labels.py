@@ -16,3 +16,5 @@ LABELS: dict[str, dict[str, str]] = {
         "compare": "对照", "compare_info": "要改变的选项，每行一个；留空则只运行一次。表单中的 0 表示由引擎决定。",
     },
 }  # fmt: skip
+# Browsers ask for a region as well.
+LABELS |= {f"zh-{region}": LABELS["zh"] for region in ("CN", "SG", "Hans")}

@@ -392,7 +392,7 @@ class Pane {
       text += `<span class="${p >= pos.start ? 'now' : ''}">${visible(this.piece(r, p, state.step))}</span>`;
     const holders = this.holders.get(block).length;
     return `<span class="chip ${hue(r)}${holders > 1 ? ' multi' : ''}" data-block="${block}"><span class="at">${index}→<b>${block}</b>` +
-      `${holders > 1 ? ` ×${holders}` : ''}</span><span class="words">${text}${end > from + shown ? '…' : ''}</span></span>`;
+      `${holders > 1 ? ` ×${holders}` : ''}</span><span class="words">${text}${Math.min(end - from, size) > shown ? '…' : ''}</span></span>`;
   }
 
   candidates(r, count, fresh) {

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+WAIT_MS = 20_000
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -72,13 +73,13 @@ class View:
 
     def wait_for_status(self, text: str) -> None:
         self.page.wait_for_function(
-            "text => document.querySelector('#status')?.textContent.includes(text)", arg=text, timeout=60_000
+            "text => document.querySelector('#status')?.textContent.includes(text)", arg=text, timeout=WAIT_MS
         )
 
     def choose_preset(self, title: str) -> None:
         self.choose("preset", title)
         self.page.wait_for_function(
-            "title => document.querySelector('.tw h2')?.textContent === title", arg=title, timeout=60_000
+            "title => document.querySelector('.tw h2')?.textContent === title", arg=title, timeout=WAIT_MS
         )
         self.wait_for_status("Done")
 

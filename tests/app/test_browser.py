@@ -157,9 +157,7 @@ def test_buttons_and_scrubber_step(view: View) -> None:
     view.scrub(5)
     assert view.step == 5
     assert view.find(".where").text_content() == f"5 / {view.last}"
-    assert view.find(".say").nth(1).text_content() == "Step 5: A, F prefill 4 tokens; B, D, E decode." or (
-        "Step 5:" in (view.find(".say").nth(1).text_content() or "")
-    )
+    assert (view.find(".say").nth(1).text_content() or "").startswith("Step 5: ")
 
 
 def test_a_click_into_the_timeline_jumps_to_the_step(view: View) -> None:
@@ -189,7 +187,7 @@ def test_labels_come_in_chinese_too(view: View) -> None:
 
 def test_a_browser_set_to_chinese_sees_chinese(browser: Browser, address: str) -> None:
     view = open_view(browser, address, locale="zh-CN")
-    assert view.find(".poolcard h4").text_content() == "物理块池"
+    assert view.find(".poolcard h4").first.text_content() == "物理块池"
     assert "课程" in (view.page.locator("#preset").text_content() or "")
     view.page.context.close()
 
@@ -217,7 +215,7 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     [
         ("blocksize = 8", "Write the options to compare with as lines like block_size = 8"),
         ("block_size = 0", "block_size must be at least 1, got 0."),
-        ("num_blocks = 3", "Request 'ann'"),
+        ("num_blocks = 2", "Request 'ann'"),
     ],
 )
 def test_a_wrong_option_is_answered_with_a_sentence(view: View, text: str, sentence: str) -> None:
@@ -239,7 +237,7 @@ def test_a_run_is_saved_and_loaded_again(view: View, tmp_path: Path) -> None:
     download.value.save_as(path)
     assert json.loads(path.read_text())["run"]["block_size"] == 4
     view.choose_preset(preset("chunked").title["en"])
-    view.page.locator("#load input[type=file], input[type=file]#load, #load + input[type=file]").first.set_input_files(path)
+    choose_file(view, path)
     view.wait_for_status("Loaded: 7 steps.")
     view.page.wait_for_function("() => document.querySelector('.tw .scrub').max === '6'")
     view.scrub(1)
@@ -248,7 +246,13 @@ def test_a_run_is_saved_and_loaded_again(view: View, tmp_path: Path) -> None:
 
 def load(view: View, path: Path) -> None:
     view.page.locator("#details button").first.click()
-    view.page.locator("input[type=file]").first.set_input_files(path)
+    choose_file(view, path)
+
+
+def choose_file(view: View, path: Path) -> None:
+    with view.page.expect_file_chooser() as chooser:
+        view.page.locator("#load").click()
+    chooser.value.set_files(path)
 
 
 def test_a_damaged_file_is_answered_with_a_sentence(view: View, tmp_path: Path) -> None:
@@ -271,7 +275,8 @@ def test_what_a_model_writes_is_never_markup(view: View, tmp_path: Path) -> None
     load(view, path)
     view.wait_for_status("Loaded")
     view.page.wait_for_function("evil => document.querySelector('.tw h2').textContent === evil", arg=evil)
-    assert view.find("img, b b, script").count() == 0
+    assert view.find("img").count() == 0
+    assert view.find("script").count() == 0
     assert view.page.evaluate("window.hit") is None
     assert "<b>bold</b>" in (view.find(".chip").first.text_content() or "")
 
