@@ -68,6 +68,7 @@ const LABELS = {
 };
 const MARKS = { copy: '=', in: '↓', hit: '★', evict: '✕', alloc: '+', out: '↑', freed: '−' };
 const PER_PAGE = 8; // requests whose tables are drawn at once
+const MAX_CHIPS = 16; // blocks of one table
 const MAX_CELLS = 2048; // blocks of the pool that are drawn
 const SPEEDS = [0.5, 1, 2, 4, 8];
 const BASE_MS = 900; // a step at speed 1
@@ -231,7 +232,8 @@ class Pane {
 
   makePool() {
     const pool = this.$('.pool'), count = Math.min(this.view.num_blocks, MAX_CELLS);
-    pool.classList.toggle('dense', count > 160);
+    this.dense = count > 160;
+    pool.classList.toggle('dense', this.dense);
     pool.replaceChildren();
     this.cells = [];
     this.keys = [];
@@ -299,7 +301,8 @@ class Pane {
     for (let i = 0; i < this.cells.length; i++) {
       const block = i + 1, held = this.holders.get(block), mark = marks.get(block), hash = state.hash[block];
       const fill = held ? this.fill(block) : 0;
-      const key = `${held ? held.map(([r]) => r) : ''}|${mark}|${hash ? 1 : 0}|${fill}|${place.get(block)}`;
+      const dense = this.dense;
+      const key = `${held ? held.map(([r]) => r) : ''}|${mark}|${hash ? 1 : 0}|${fill}|${dense ? '' : place.get(block)}`;
       if (this.keys[i] === key) continue;
       this.keys[i] = key;
       const cell = this.cells[i];
@@ -308,9 +311,9 @@ class Pane {
       const names = held ? held.map(([r]) => this.view.requests[r].label) : [];
       const letters = names.length > 3 ? `${names[0]}+${names.length - 1}` : names.join('');
       cell.style.background = held?.length > 1 ? this.stripes(held) : '';
-      cell.innerHTML = `<span class="no">${block}</span><span class="own">${letters}</span>` +
-        `<span class="sub">${held ? (names.length > 1 ? `×${names.length}` : '') : `q${place.get(block) ?? ''}`}</span>` +
-        (hash ? '<span class="hash">#</span>' : '') + (mark ? `<span class="mark">${MARKS[mark]}</span>` : '') +
+      const small = dense ? '' : `<span class="no">${block}</span>`;
+      cell.innerHTML = `${small}<span class="own">${letters}</span>` + (dense ? '' : `<span class="sub">${held ? (names.length > 1 ? `×${names.length}` : '') : `q${place.get(block) ?? ''}`}</span>`) +
+        (hash && !dense ? '<span class="hash">#</span>' : '') + (mark ? `<span class="mark">${MARKS[mark]}</span>` : '') +
         (held ? `<i class="fill"><i style="width:${(100 * fill) / this.view.block_size}%"></i></i>` : '');
     }
   }
@@ -367,7 +370,11 @@ class Pane {
       return n === number ? `${piece.startsWith(' ') ? ' ' : ''}<mark>${visible(piece.trimStart())}</mark>` : visible(piece);
     }).join('');
     const host = (state.host[r] ?? []).map((b) => `<span class="chip host">⇪${b}</span>`).join('');
-    const chips = table.map((block, index) => this.chip(r, block, index, pos, state)).join('');
+    const first = table.length > MAX_CHIPS ? table.length - MAX_CHIPS + 2 : 0; // of a long table the head and the tail
+    const chips = table.map((block, index) => {
+      if (first && index >= 2 && index < first) return index === 2 ? `<span class="chip null">… ${first - 2} …</span>` : '';
+      return this.chip(r, block, index, pos, state);
+    }).join('');
     return `<div class="row${state.ended.some(([x]) => x === r) ? ' done' : ''}" data-request="${esc(request.id)}">
       <div class="rowhead">${this.badge(r)}<span class="status">${esc(this.status(r, state))}</span>${this.interval(pos)}</div>
       ${chips || host ? `<div class="chips">${chips}${host}</div>` : ''}
@@ -387,9 +394,12 @@ class Pane {
     if (!block) return `<span class="chip null">0</span>`;
     const size = this.view.block_size, from = index * size, end = pos ? pos.start + pos.count : 0;
     const shown = Math.min(size, 8);
-    let text = '';
-    for (let p = from; p < Math.min(from + shown, end); p++)
-      text += `<span class="${p >= pos.start ? 'now' : ''}">${visible(this.piece(r, p, state.step))}</span>`;
+    let old = '', fresh = ''; // words computed before, and in this step
+    for (let p = from; p < Math.min(from + shown, end); p++) {
+      if (p < pos.start) old += visible(this.piece(r, p, state.step));
+      else fresh += visible(this.piece(r, p, state.step));
+    }
+    const text = old + (fresh && `<span class="now">${fresh}</span>`);
     const holders = this.holders.get(block).length;
     return `<span class="chip ${hue(r)}${holders > 1 ? ' multi' : ''}" data-block="${block}"><span class="at">${index}→<b>${block}</b>` +
       `${holders > 1 ? ` ×${holders}` : ''}</span><span class="words">${text}${Math.min(end - from, size) > shown ? '…' : ''}</span></span>`;
@@ -418,7 +428,7 @@ class Pane {
   drawTimeline() {
     this.drawnWidth = this.$('.gantt').clientWidth;
     const box = this.$('.gantt'), width = Math.max(box.clientWidth, 260), rowHeight = 20, charts = 3 * 58;
-    const count = Math.max(this.states.length, 1), rows = this.view.requests;
+    const count = longest() + 1, rows = this.view.requests;
     this.left = width > 480 ? 96 : 34;
     const right = width > 640 ? 132 : 4;
     this.unit = (width - this.left - right) / count;

@@ -89,7 +89,13 @@ class View:
 
 
 def open_view(
-    browser: Browser, address: str, *, width: int = 1440, height: int = 900, theme: str = "light", **options: Any
+    browser: Browser,
+    address: str,
+    *,
+    width: int = 1440,
+    height: int = 900,
+    theme: str = "light",
+    **options: Any,
 ) -> View:
     """A fresh page; motion is reduced unless asked for, so that it stands still."""
     options = {"locale": "en-US", "reduced_motion": "reduce", **options}

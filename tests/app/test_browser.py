@@ -54,9 +54,7 @@ def shown(value: float | int | None) -> str:
 def test_every_preset_runs_and_shows_its_facts(view: View, chosen: Preset) -> None:
     if chosen is not PRESETS[0]:
         view.choose_preset(chosen.title["en"])
-    runs = [
-        record("x", chosen.workload(i), is_static=side.is_static) for i, side in enumerate(chosen.sides)
-    ]
+    runs = [record("x", chosen.workload(i), is_static=side.is_static) for i, side in enumerate(chosen.sides)]
     for key in chosen.facts:
         assert view.fact(key) == [shown(facts(run)[key]) for run in runs], key
     assert view.last == max(len(run.traces) for run in runs) - 1
@@ -194,9 +192,13 @@ def test_a_browser_set_to_chinese_sees_chinese(browser: Browser, address: str) -
 
 def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
     view.choose("tier", "both")
-    view.page.wait_for_function("() => document.querySelector('.tw .pane .name small')?.textContent.startsWith('reference')")
+    view.page.wait_for_function(
+        "() => document.querySelector('.tw .pane .name small')?.textContent.startsWith('reference')"
+    )
     view.wait_for_status("Done")
-    view.page.wait_for_function("() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal')")
+    view.page.wait_for_function(
+        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal')"
+    )
     tiers = [text.split(" ")[0] for text in view.find(".name small").all_text_contents()]
     assert tiers == ["reference", "fast"]
 
@@ -205,7 +207,9 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     view.page.locator("#details button").first.click()
     view.page.locator("#changes textarea").fill("block_size = 8\nnum_blocks = 17")
     view.page.locator("#run").click()
-    view.page.wait_for_function("() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')")
+    view.page.wait_for_function(
+        "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
+    )
     assert view.find(".parting").text_content() is not None
     assert "These runs part in step" in (view.find(".parting").text_content() or "")
 
@@ -267,7 +271,9 @@ def test_what_a_model_writes_is_never_markup(view: View, tmp_path: Path) -> None
     evil = "<img src=x onerror=window.hit=1>"
     requests = (
         WorkloadRequest(
-            evil, prompt=f"<b>bold</b> {evil} </script><script>window.hit=1</script>", params=SamplingParams(max_tokens=2)
+            evil,
+            prompt=f"<b>bold</b> {evil} </script><script>window.hit=1</script>",
+            params=SamplingParams(max_tokens=2),
         ),
     )
     path = tmp_path / "evil.json"
@@ -303,7 +309,9 @@ def make_long_run(path: Path, steps: int, requests: int) -> None:
     """A trace of so many steps with so many requests at once."""
     workload = Workload(
         tuple(
-            WorkloadRequest(f"r{i}", prompt=f"request {i}", params=SamplingParams(max_tokens=steps, ignore_eos=True))
+            WorkloadRequest(
+                f"r{i}", prompt=f"request {i}", params=SamplingParams(max_tokens=steps, ignore_eos=True)
+            )
             for i in range(requests)
         ),
         {"block_size": 16, "num_blocks": requests * (steps // 16 + 2), "max_num_seqs": requests},
