@@ -666,7 +666,9 @@ new ResizeObserver(() => {
 }).observe(root);
 
 function show() {
-  const growing = page !== null && page.key === props.page?.key && page.runs.some((run) => !run.is_done);
+  const isKnown = page !== null && page.key !== undefined && page.key === props.page?.key;
+  if (isKnown && page.runs.every((run) => run.is_done) && page.runs.length === props.page.runs.length) return; // told twice
+  const growing = isKnown;
   const following = growing && at >= longest();
   if (!growing) at = 0;
   build();

@@ -335,7 +335,7 @@ def test_nothing_sticks_out_sideways(browser: Browser, address: str, width: int)
     view = open_view(browser, address, width=width)
     view.scrub(3)
     assert view.page.evaluate("document.scrollingElement.scrollWidth - window.innerWidth") <= 0
-    for card in view.find(".card").all():
+    for card in view.find(".card, .fact, .controls").all():
         assert card.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
     view.page.context.close()
 
