@@ -290,6 +290,8 @@ def _run(key: str, model: str, tier: str, rows: list[list[Any]], changes: str, *
 
 
 def _cancelled(runs: list[Run]) -> str:
+    if all(run.is_done for run in runs):
+        return _status("Cancelled before anything had come; the run before is still shown.")
     steps = " and ".join(str(len(run.traces)) for run in runs)
     return _status(f"Cancelled. Shown are the {steps} steps that had come.")
 

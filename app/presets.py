@@ -239,8 +239,8 @@ PRESETS: tuple[Preset, ...] = (
             "zh": "廉价的猜测在一步里一起验证：对的留下，遇到第一个错的就停。文本不变，步数更少。",
         },
         requests=(
-            _ask("ann", "Count up: one two three one two three one two", 18),
-            _ask("ben", "Say it again: red green blue red green blue red", 18),
+            _ask("ann", "1 2 3 4 5 1 2 3 4 5 1 2 3 4 5 1 2 3", 18),
+            _ask("ben", "red green blue red green blue red green blue red green", 18),
         ),
         options={"block_size": 4, "num_blocks": 25, "max_num_batched_tokens": 32},
         sides=(
