@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve test test-long test-mutants test-races lint format model docs loc setup clean distclean
+.PHONY: help demo serve app app-shots test test-long test-mutants test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,14 @@ demo: setup ## generate on both tiers with a real model and compare them, token 
 serve: setup ## serve an OpenAI-compatible API on port 8000; SERVE="--port 9000" adds options
 	@$(DEMO_THREADS) $(BIN)/twinfer serve $(SERVE)
 
-test: setup $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
+app: setup $(STAMPS)/app ## show every block and every step of real runs in the browser
+	@$(BIN)/python -m app
+
+app-shots: setup $(STAMPS)/app $(STAMPS)/dev ## write a picture of each lesson of the app to build/app-shots
+	@tools/setup.sh browser && $(BIN)/python tools/app_shots.py build/app-shots
+
+test: setup $(STAMPS)/app $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
+	@tools/setup.sh browser
 	@$(BIN)/python tools/run_tests.py $(SUITES)
 
 test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
@@ -46,7 +53,7 @@ test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 ste
 test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
 	@$(BIN)/python tools/run_mutants.py
 
-lint: setup $(STAMPS)/dev ## ruff and mypy only
+lint: setup $(STAMPS)/app $(STAMPS)/dev ## ruff and mypy only
 	@$(BIN)/python tools/run_tests.py lint
 
 format: $(STAMPS)/dev ## let ruff rewrite the Python files
@@ -66,7 +73,7 @@ setup: $(STAMPS)/extension ## make .venv, install the dependencies, build the ex
 
 clean: ## remove build outputs and caches
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/extension
-	@find reference fast tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find reference fast app tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv; the fetched model stays in the user's cache folder
 	@rm -rf .venv
@@ -79,6 +86,9 @@ $(STAMPS)/dependencies: pyproject.toml constraints.txt | $(STAMPS)/venv
 
 $(STAMPS)/extension: $(STAMPS)/dependencies $(NATIVE_SOURCES)
 	@tools/setup.sh extension
+
+$(STAMPS)/app: $(STAMPS)/dependencies
+	@tools/setup.sh app
 
 $(STAMPS)/dev: $(STAMPS)/dependencies
 	@tools/setup.sh dev

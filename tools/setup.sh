@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | dev.
+# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev; and browser.
 # Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
 # TORCH_INDEX_URL names a package index with torch builds for the CPU.
 set -euo pipefail
@@ -150,7 +150,28 @@ dev() {
   stamp dev
 }
 
+app() {
+  run "libraries of the app (a minute)" app install app
+  stamp app
+}
+
+# The tests of the app drive a real browser. Without one they fail, and say the same as this.
+browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    ! command -v "$name" >/dev/null || return 0
+  done
+  if [ "${TWINFER_APT:-}" = 1 ] && [ "$(id -u)" = 0 ]; then
+    echo "installing system packages: chromium fonts-noto-cjk"
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-noto-cjk; } >/dev/null
+  else
+    echo "The tests of the app need a browser. On Debian this installs it:
+  sudo apt-get install -y chromium fonts-noto-cjk"
+  fi
+}
+
 case "${1:-}" in
-check | venv | dependencies | extension | dev) "$1" ;;
-*) die "usage: tools/setup.sh check | venv | dependencies | extension | dev" ;;
+check | venv | dependencies | extension | app | dev | browser) "$1" ;;
+*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | browser" ;;
 esac

@@ -232,6 +232,15 @@ def _model(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _app(arguments: argparse.Namespace) -> int:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="twinfer.commands", name="app"):
+        status: int = entry.load()(arguments.host, arguments.port)
+        return status
+    raise ValueError("The app is not installed; install the package again, with `pip install -e .[app]`.")
+
+
 # Small models wander off at temperature 1; these are the values the embedded model's authors recommend.
 _CHAT_SAMPLING = SamplingParams(temperature=0.2, top_p=0.9, max_tokens=512)
 
@@ -313,6 +322,13 @@ _COMMANDS = (
         options=("model",),
         positional="[MODEL]",
         examples="  twinfer model",
+    ),
+    Command(
+        "app",
+        "show every block and every step of real runs in the browser",
+        _app,
+        options=("app",),
+        examples="  twinfer app --port 7860",
     ),
 )
 

@@ -162,6 +162,15 @@ def _add_model(parser: argparse.ArgumentParser, command: Command, tier: str | No
     )  # fmt: skip
 
 
+def _add_app(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port (default: the first free one from 7860 on)"
+    )
+
+
 def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
     defaults = command.sampling
     group = parser.add_argument_group("sampling")
@@ -385,6 +394,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "model": _add_model,
     "bench": _add_bench,
     "server": _add_server,
+    "app": _add_app,
     "sampling": _add_sampling,
     "engine": _add_engine,
 }

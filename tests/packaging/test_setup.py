@@ -202,3 +202,27 @@ def test_the_extension_is_built_without_isolation_and_in_editable_mode(ready: Ch
     assert ready.setup("extension").returncode == 0
     assert ready.pip_calls() == ["-m pip install --no-build-isolation --no-deps -e ."]
     assert ready.has_stamp("extension")
+
+
+def test_a_missing_browser_is_named_in_one_apt_line_and_stops_nothing(ready: Checkout) -> None:
+    result = ready.setup("browser")
+    assert result.returncode == 0
+    assert "sudo apt-get install -y chromium fonts-noto-cjk" in result.stdout
+    ready.add_program("chromium", "#!/bin/bash\n")
+    assert ready.setup("browser").stdout == ""
+
+
+def test_the_browser_is_installed_only_when_apt_may_run(ready: Checkout) -> None:
+    ready.add_program("apt-get", '#!/bin/bash\necho "$*" >> apt-calls\n')
+    ready.setup("browser")
+    assert not (ready.folder / "apt-calls").exists()
+    assert ready.setup("browser", TWINFER_APT="1").returncode == 0
+    calls = (ready.folder / "apt-calls").read_text(encoding="utf-8")
+    assert calls.splitlines()[-1].endswith("chromium fonts-noto-cjk")
+
+
+def test_the_app_brings_gradio_and_leaves_a_stamp(ready: Checkout) -> None:
+    result = ready.setup("app")
+    assert result.returncode == 0, result.stderr
+    assert any("gradio" in call and "-c constraints.txt" in call for call in ready.pip_calls())
+    assert ready.has_stamp("app")

@@ -71,16 +71,17 @@ def clean_environment(tmp_path: Path) -> dict[str, str]:
     return inherited | pinned | {"HOME": str(tmp_path), "TWINFER_HOME": str(tmp_path / "cache")}
 
 
-def test_the_wheel_holds_both_tiers_and_the_compiled_module_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_both_tiers_the_app_and_the_compiled_module_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     dist_info = next(name for name in names if name.endswith("/METADATA")).split("/")[0]
-    assert {name.split("/")[0] for name in names} == {"reference", "fast", dist_info}
+    assert {name.split("/")[0] for name in names} == {"reference", "fast", "app", dist_info}
     for module in ("_cpu", "_simt"):
         assert [name for name in names if name.startswith(f"fast/{module}.") and name.endswith(".so")]
-    for tier in ("reference", "fast"):
+    for tier in ("reference", "fast", "app"):
         expected = {str(path.relative_to(ROOT)) for path in (ROOT / tier).rglob("*.py")}
         assert expected <= set(names)
         assert f"{tier}/py.typed" in names
+    assert {"app/assets/viewer.js", "app/assets/viewer.css"} <= set(names)
     assert {f"{dist_info}/licenses/LICENSE", f"{dist_info}/licenses/NOTICE"} <= set(names)
 
 

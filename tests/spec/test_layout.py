@@ -72,6 +72,16 @@ def test_the_frontend_never_names_a_tier() -> None:
                 assert name not in ("import_module", "__import__"), f"{path}:{node.lineno} imports by name"
 
 
+def test_the_app_uses_nothing_of_the_project_but_contracts_and_frontend() -> None:
+    """Tiers reach it as they reach anybody, through their entry points."""
+    for path in python_files("app"):
+        for module in imported_modules(path):
+            assert not is_within(module, "fast"), f"{path}: {module}"
+            assert not is_within(module, "torch"), f"{path}: {module}"
+            if is_within(module, "reference"):
+                assert any(is_within(module, name) for name in SHARED), f"{path}: {module}"
+
+
 def test_only_the_kernels_module_imports_the_extension() -> None:
     for package in TIERS:
         for path in python_files(package):

@@ -1,0 +1,362 @@
+"""The page in headless Chromium: every preset with its headline, and everything that can be done with a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+import app.scripted
+from app.page import launch
+from app.presets import PRESETS, Preset, preset
+from app.runs import record, save_run
+from app.state import facts
+from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.workload import Workload, WorkloadRequest
+from tests.app.browser import View, open_browser, open_view
+
+pytestmark = pytest.mark.xdist_group("browser")  # one server and one browser for all of them
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    blocks, address = launch(block=False)
+    yield address
+    blocks.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def view(browser: Browser, address: str) -> Iterator[View]:
+    view = open_view(browser, address)
+    yield view
+    assert view.complaints == []
+    view.page.context.close()
+
+
+def shown(value: float | int | None) -> str:
+    """A figure as JavaScript writes it."""
+    return "–" if value is None else f"{value:g}"
+
+
+@pytest.mark.parametrize("chosen", PRESETS, ids=[chosen.key for chosen in PRESETS])
+def test_every_preset_runs_and_shows_its_facts(view: View, chosen: Preset) -> None:
+    if chosen is not PRESETS[0]:
+        view.choose_preset(chosen.title["en"])
+    runs = [record("x", chosen.workload(i), is_static=side.is_static) for i, side in enumerate(chosen.sides)]
+    for key in chosen.facts:
+        assert view.fact(key) == [shown(facts(run)[key]) for run in runs], key
+    assert view.last == max(len(run.traces) for run in runs) - 1
+    assert view.find(".pane").count() == len(runs)
+    if len(runs) > 1:
+        names = view.find(".pane .name").all_text_contents()
+        assert all(name.startswith(side.title["en"]) for name, side in zip(names, chosen.sides, strict=True))
+    view.page.keyboard.press("End")
+    longest = max(range(len(runs)), key=lambda i: len(runs[i].traces))
+    ended = view.find(".pane").nth(longest).locator('[data-queue="finished"] h5 b').text_content()
+    assert ended == str(len(runs[longest].info.requests))
+
+
+def test_the_step_of_a_preemption_says_why(view: View) -> None:
+    view.choose_preset(preset("preemption").title["en"])
+    view.scrub(int(view.fact("first_preemption")[0]))
+    swap = view.find(".pane").nth(1)
+    assert "C is preempted" in (swap.locator(".say").text_content() or "")
+    assert "preempted cleo: ann needed 1 block, 0 free" in (swap.locator(".why").text_content() or "")
+    assert swap.locator('[data-queue="swapped"]').text_content() == "swapped 1Ccleo"
+    assert swap.locator(".chip.host").count() == 4
+    assert view.find(".pane").nth(0).locator('[data-queue="waiting"]').text_content() == "waiting 1Ccleo"
+
+
+def test_copies_and_shared_blocks_are_marked_in_the_pool(view: View) -> None:
+    view.choose_preset(preset("copy").title["en"])
+    view.scrub(1)
+    assert [cell.get_attribute("data-block") for cell in view.find(".pool .ev-copy").all()] == ["4", "5", "6"]
+    assert view.find('.pool [data-block="1"] .sub').text_content() == "×4"
+    assert "block 3 is copied to 4, 5, 6" in (view.find(".say").text_content() or "")
+
+
+def test_a_block_under_the_pointer_lights_up_wherever_it_is_held(view: View) -> None:
+    view.choose_preset(preset("prefix").title["en"])
+    view.scrub(3)
+    pane = view.find(".pane").nth(1)
+    pane.locator('.pool [data-block="2"]').hover()
+    assert pane.locator(".chip.lit").count() == 4
+    assert pane.locator(".pool .lit").count() == 1
+    info = pane.locator(".info").text_content() or ""
+    assert "held by ann, ben, cleo, dan (×4)" in info
+    assert "4/4 slots filled" in info
+    assert "hash " in info
+    pane.locator(".say").hover()
+    assert pane.locator(".lit").count() == 0
+
+
+def test_the_text_of_a_block_and_the_token_of_the_step_are_shown(view: View) -> None:
+    view.choose_preset(preset("copy").title["en"])
+    view.scrub(2)
+    row = view.find('.row[data-request="poem"]')
+    assert row.locator(".chip").nth(0).locator(".words").text_content() == "Write a short poem"
+    chosen = preset("copy")
+    run = record("x", chosen.workload(0))
+    token = run.info.pieces[run.traces[2].sampled_token_ids["poem"][0]]
+    assert row.locator("mark").text_content() == token.strip()
+
+
+def test_the_keyboard_steps_plays_and_jumps(view: View) -> None:
+    press = view.page.keyboard.press
+    assert view.step == 0
+    press("ArrowRight")
+    press("ArrowRight")
+    assert view.step == 2
+    press("ArrowLeft")
+    assert view.step == 1
+    press("End")
+    assert view.step == view.last
+    press("ArrowRight")
+    assert view.step == view.last
+    press("Home")
+    assert view.step == 0
+    press(" ")
+    assert view.find(".playbtn").get_attribute("aria-pressed") == "true"
+    view.page.wait_for_function("() => +document.querySelector('.tw').dataset.step >= 2")
+    press(" ")
+    assert view.find(".playbtn").get_attribute("aria-pressed") == "false"
+
+
+def test_arrow_keys_in_a_field_of_the_form_do_not_step(view: View) -> None:
+    view.page.locator("#details button").first.click()
+    view.page.locator("#changes textarea").focus()
+    view.page.keyboard.press("ArrowRight")
+    assert view.step == 0
+
+
+def test_arrow_keys_in_the_pool_move_through_its_blocks(view: View) -> None:
+    view.find(".pool").first.focus()
+    view.page.keyboard.press("ArrowRight")
+    assert view.step == 0
+    assert view.find(".pool .lit").get_attribute("data-block") == "2"
+
+
+def test_buttons_and_scrubber_step(view: View) -> None:
+    for name, step in (("next", 1), ("last", view.last), ("prev", view.last - 1), ("first", 0)):
+        view.find(f'[data-do="{name}"]').click()
+        assert view.step == step
+    view.scrub(5)
+    assert view.step == 5
+    assert view.find(".where").text_content() == f"5 / {view.last}"
+    assert (view.find(".say").nth(1).text_content() or "").startswith("Step 5: ")
+
+
+def test_a_click_into_the_timeline_jumps_to_the_step(view: View) -> None:
+    view.choose_preset(preset("copy").title["en"])
+    box = view.find(".gantt svg").bounding_box()
+    cursor = view.find(".gantt .cursor")
+    assert box is not None
+    unit = float(cursor.get_attribute("width") or 0)
+    left = float(cursor.get_attribute("x") or 0)
+    view.find(".gantt svg").click(position={"x": left + 3.5 * unit, "y": 30})
+    assert view.step == 3
+
+
+def test_the_first_preset_plays_before_anything_is_touched(browser: Browser, address: str) -> None:
+    view = open_view(browser, address, reduced_motion="no-preference")
+    view.page.wait_for_function("() => +document.querySelector('.tw').dataset.step >= 2")
+    assert view.complaints == []
+    view.page.context.close()
+
+
+def test_labels_come_in_chinese_too(view: View) -> None:
+    view.find(".lang").click()
+    assert view.find("h2").text_content() == "静态批处理与连续批处理"
+    assert (view.find(".say").nth(0).text_content() or "").startswith("第 0 步：")
+    assert view.page.locator(".tw").get_attribute("lang") == "zh-Hans"
+
+
+def test_a_browser_set_to_chinese_sees_chinese(browser: Browser, address: str) -> None:
+    view = open_view(browser, address, locale="zh-CN")
+    assert view.find(".poolcard h4").first.text_content() == "物理块池"
+    assert "课程" in (view.page.locator("#preset").text_content() or "")
+    view.page.context.close()
+
+
+def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
+    view.choose("tier", "both")
+    view.page.wait_for_function(
+        "() => document.querySelector('.tw .pane .name small')?.textContent.startsWith('reference')"
+    )
+    view.wait_for_status("Done")
+    view.page.wait_for_function(
+        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal')"
+    )
+    tiers = [text.split(" ")[0] for text in view.find(".name small").all_text_contents()]
+    assert tiers == ["reference", "fast"]
+
+
+def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> None:
+    view.page.locator("#details button").first.click()
+    view.page.locator("#changes textarea").fill("block_size = 8\nnum_blocks = 17")
+    view.page.locator("#run").click()
+    view.page.wait_for_function(
+        "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
+    )
+    assert view.find(".parting").text_content() is not None
+    assert "These runs part in step" in (view.find(".parting").text_content() or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("blocksize = 8", "Write the options to compare with as lines like block_size = 8"),
+        ("block_size = 0", "block_size must be at least 1, got 0."),
+        ("num_blocks = 2", "Request 'ann'"),
+    ],
+)
+def test_a_wrong_option_is_answered_with_a_sentence(view: View, text: str, sentence: str) -> None:
+    view.page.locator("#details button").first.click()
+    view.page.locator("#changes textarea").fill(text)
+    view.page.locator("#run").click()
+    view.wait_for_status(sentence)
+    assert view.page.locator("#status [role=alert]").count() == 1
+
+
+def test_a_run_is_saved_and_loaded_again(view: View, tmp_path: Path) -> None:
+    view.choose_preset(preset("copy").title["en"])
+    view.page.locator("#details button").first.click()
+    view.page.locator("#save").click()
+    link = view.page.locator("#files a[download]").first
+    with view.page.expect_download() as download:
+        link.click()
+    path = tmp_path / "saved.json"
+    download.value.save_as(path)
+    assert json.loads(path.read_text())["run"]["block_size"] == 4
+    view.choose_preset(preset("chunked").title["en"])
+    choose_file(view, path)
+    view.wait_for_status("Loaded: 7 steps.")
+    view.page.wait_for_function("() => document.querySelector('.tw .scrub').max === '6'")
+    view.scrub(1)
+    assert view.find(".pool .ev-copy").count() == 3
+
+
+def load(view: View, path: Path) -> None:
+    view.page.locator("#details button").first.click()
+    choose_file(view, path)
+
+
+def choose_file(view: View, path: Path) -> None:
+    with view.page.expect_file_chooser() as chooser:
+        view.page.locator("#load").click()
+    chooser.value.set_files(path)
+
+
+def test_a_damaged_file_is_answered_with_a_sentence(view: View, tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    save_run(record("x", preset("copy").workload(0)), path)
+    path.write_text(path.read_text()[:500])
+    load(view, path)
+    view.wait_for_status("broken.json is no trace, or only a part of one")
+
+
+def test_what_a_model_writes_is_never_markup(view: View, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=window.hit=1>"
+    requests = (
+        WorkloadRequest(
+            evil,
+            prompt=f"<b>bold</b> {evil} </script><script>window.hit=1</script>",
+            params=SamplingParams(max_tokens=2),
+        ),
+    )
+    path = tmp_path / "evil.json"
+    save_run(record(evil, Workload(requests, {"block_size": 4, "num_blocks": 9})), path)
+    load(view, path)
+    view.wait_for_status("Loaded")
+    view.page.wait_for_function("evil => document.querySelector('.tw h2').textContent === evil", arg=evil)
+    assert view.find("img").count() == 0
+    assert view.find("script").count() == 0
+    assert view.page.evaluate("window.hit") is None
+    assert "<b>bold</b>" in (view.find(".chip").first.text_content() or "")
+
+
+def test_a_run_can_be_cancelled_and_keeps_what_had_come(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = app.scripted.scripted_token
+
+    def slow(request_id: str, position: int) -> int:
+        time.sleep(0.15)
+        return quick(request_id, position)
+
+    monkeypatch.setattr(app.scripted, "scripted_token", slow)
+    view.page.locator("#run").click()
+    view.wait_for_status("Running:")
+    view.page.locator("#cancel").click()
+    view.wait_for_status("Cancelled. Shown are the ")
+    monkeypatch.undo()
+    view.page.wait_for_timeout(1500)
+    assert "Cancelled" in (view.page.locator("#status").text_content() or "")
+    assert view.find(".pane").count() == 1
+
+
+def make_long_run(path: Path, steps: int, requests: int) -> None:
+    """A trace of so many steps with so many requests at once."""
+    workload = Workload(
+        tuple(
+            WorkloadRequest(
+                f"r{i}", prompt=f"request {i}", params=SamplingParams(max_tokens=steps, ignore_eos=True)
+            )
+            for i in range(requests)
+        ),
+        {"block_size": 16, "num_blocks": requests * (steps // 16 + 2), "max_num_seqs": requests},
+    )
+    save_run(record("long", workload), path)
+
+
+def test_of_a_large_trace_only_a_window_is_drawn(view: View, tmp_path: Path) -> None:
+    make_long_run(tmp_path / "long.json", 120, 32)
+    load(view, tmp_path / "long.json")
+    view.wait_for_status("Loaded: 120 steps.")
+    view.page.wait_for_function("() => document.querySelector('.tw .scrub').max === '119'")
+    assert view.find(".row").count() == 8
+    assert view.find(".gantt rect[class^=s-]").count() == 64  # a prefill and one merged decode a request
+    view.find(".pager button").last.click()
+    assert view.find(".row").first.get_attribute("data-request") == "r8"
+
+
+@pytest.mark.parametrize("width", [390, 768, 1440, 3840])
+def test_nothing_sticks_out_sideways(browser: Browser, address: str, width: int) -> None:
+    view = open_view(browser, address, width=width)
+    view.scrub(3)
+    assert view.page.evaluate("document.scrollingElement.scrollWidth - window.innerWidth") <= 0
+    for card in view.find(".card, .fact, .controls").all():
+        assert card.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    view.page.context.close()
+
+
+def serious(results: dict[str, Any]) -> list[str]:
+    return [
+        f"{violation['id']}: {node['html'][:160]} {node['failureSummary']}"
+        for violation in results["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_violation(browser: Browser, address: str, theme: str) -> None:
+    view = open_view(browser, address, theme=theme)
+    view.choose_preset(preset("preemption").title["en"])
+    view.scrub(11)
+    assert serious(Axe().run(view.page).response) == []
+    view.choose_preset(preset("prefix").title["en"])
+    view.scrub(3)
+    view.page.locator("#details button").first.click()
+    assert serious(Axe().run(view.page).response) == []
+    view.page.context.close()
