@@ -325,22 +325,7 @@ def make_app() -> gr.Blocks:
     with gr.Blocks(title="Twinfer", analytics_enabled=False, fill_width=True) as blocks:
         page_blocks: gr.Blocks = blocks
         shown = gr.State(runs)
-        with gr.Row(elem_id="panel"):
-            chosen = gr.Dropdown(
-                [(f"{p.title['en']} · {p.title['zh']}", p.key) for p in PRESETS], value=PRESETS[0].key,
-                label=T("preset"), scale=4, min_width=260, elem_id="preset",
-            )  # fmt: skip
-            model = gr.Dropdown(
-                [("scripted (no weights)", SCRIPTED), DEFAULT_MODEL], value=SCRIPTED, label=T("model"),
-                allow_custom_value=True, scale=2, min_width=160, elem_id="model",
-            )  # fmt: skip
-            tiers = usable_tiers()
-            tier = gr.Dropdown(
-                [*tiers, *([BOTH] if len(tiers) > 1 else [])], value=tiers[0], label=T("tier"), scale=1, min_width=120,
-                elem_id="tier",
-            )  # fmt: skip
-            run_button = gr.Button(T("run"), variant="primary", scale=0, min_width=90, elem_id="run")
-            cancel = gr.Button(T("cancel"), scale=0, min_width=90, elem_id="cancel")
+        chosen, model, tier, run_button, cancel = _panel()
         with gr.Accordion(T("details"), open=False, elem_id="details"):
             table, changes, form = _form()
             with gr.Row():
@@ -371,6 +356,27 @@ def make_app() -> gr.Blocks:
         load.upload(_load, [load], outputs, show_progress="hidden")
         save.click(lambda runs: gr.File(_save(runs), visible=True), [shown], [files], show_progress="hidden")
     return page_blocks
+
+
+def _panel() -> tuple[Any, ...]:
+    """Lesson, model, tier, and the two buttons."""
+    tiers = usable_tiers()
+    with gr.Row(elem_id="panel"):
+        chosen = gr.Dropdown(
+            [(f"{p.title['en']} · {p.title['zh']}", p.key) for p in PRESETS], value=PRESETS[0].key,
+            label=T("preset"), scale=4, min_width=260, elem_id="preset",
+        )  # fmt: skip
+        model = gr.Dropdown(
+            [("scripted (no weights)", SCRIPTED), DEFAULT_MODEL], value=SCRIPTED, label=T("model"),
+            allow_custom_value=True, scale=2, min_width=160, elem_id="model",
+        )  # fmt: skip
+        tier = gr.Dropdown(
+            [*tiers, *([BOTH] if len(tiers) > 1 else [])], value=tiers[0], label=T("tier"), scale=1, min_width=120,
+            elem_id="tier",
+        )  # fmt: skip
+        run_button = gr.Button(T("run"), variant="primary", scale=0, min_width=90, elem_id="run")
+        cancel = gr.Button(T("cancel"), scale=0, min_width=90, elem_id="cancel")
+    return chosen, model, tier, run_button, cancel
 
 
 def _form() -> tuple[Any, Any, list[Any]]:

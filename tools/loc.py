@@ -59,6 +59,7 @@ GROUPS = (
     Group("reference/contracts", "reference/contracts", total_budget=1200),
     Group("reference/frontend", "reference/frontend", file_budget=400),
     Group("fast", "fast"),
+    Group("app", "app"),
 )
 
 

@@ -35,9 +35,9 @@ def test_comments_blank_lines_and_docstrings_are_no_lines_of_code() -> None:
     assert loc.count_code_lines(SOURCE) == 6
 
 
-def test_every_python_file_of_both_tiers_is_counted_once() -> None:
+def test_every_python_file_of_both_tiers_and_the_app_is_counted_once() -> None:
     counted = [path for group in loc.GROUPS for path in group.files()]
-    expected = [path for tier in ("reference", "fast") for path in (ROOT / tier).rglob("*.py")]
+    expected = [path for tier in ("reference", "fast", "app") for path in (ROOT / tier).rglob("*.py")]
     assert sorted(counted) == sorted(expected)
 
 
