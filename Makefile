@@ -41,9 +41,6 @@ test: setup $(STAMPS)/app $(STAMPS)/dev model ## ruff, mypy and all test suites;
 	@tools/setup.sh browser
 	@$(BIN)/python tools/run_tests.py $(SUITES)
 
-test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
-	@$(BIN)/python tools/run_tests.py races
-
 # An hour of two cores; each failure is made small and kept in .fuzz.
 LONG := TWINFER_FUZZ_WORKLOADS=5000 TWINFER_RULE_STEPS=1000000
 
@@ -52,6 +49,9 @@ test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 ste
 
 test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
 	@$(BIN)/python tools/run_mutants.py
+
+test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
+	@$(BIN)/python tools/run_tests.py races
 
 lint: setup $(STAMPS)/app $(STAMPS)/dev ## ruff and mypy only
 	@$(BIN)/python tools/run_tests.py lint

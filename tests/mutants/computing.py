@@ -138,8 +138,8 @@ def prompt_penalised(plant: Plant) -> None:
     tiers=("fast",),
 )
 def rules_outlive_their_request(plant: Plant) -> None:
-    @plant.override(plant.module("model_runner")._InputBatch)
-    def remove(original, self, request_id):
+    @plant.override(plant.module("input_batch").InputBatch)
+    def _remove(original, self, request_id):
         rules = self.processed.get(request_id)
         original(self, request_id)
         if rules is not None:
