@@ -24,10 +24,10 @@ SEQUENCES = (
 )
 def heads_dealt_out_in_turn(plant: Plant) -> None:
     @plant.override(plant.module("attention"))
-    def paged_attention(original, query, k_cache, v_cache, metadata, scale):
+    def paged_attention(original, query, k_cache, v_cache, metadata, *others):
         num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
         dealt = np.arange(num_heads).reshape(-1, num_kv_heads).T.reshape(-1)  # [H]
-        output = original(query[:, dealt], k_cache, v_cache, metadata, scale)  # [T, H, D]
+        output = original(query[:, dealt], k_cache, v_cache, metadata, *others)  # [T, H, D]
         return output[:, np.argsort(dealt)]
 
 
@@ -37,10 +37,10 @@ def heads_dealt_out_in_turn(plant: Plant) -> None:
 )
 def last_block_read_to_its_end(plant: Plant) -> None:
     @plant.override(plant.module("attention"))
-    def paged_attention(original, query, k_cache, v_cache, metadata, scale):
+    def paged_attention(original, query, k_cache, v_cache, metadata, *others):
         block_size = k_cache.shape[1]
         whole = (metadata.seq_lens + block_size - 1) // block_size * block_size  # [S]
-        return original(query, k_cache, v_cache, replace(metadata, seq_lens=whole), scale)
+        return original(query, k_cache, v_cache, replace(metadata, seq_lens=whole), *others)
 
 
 @mutant(
@@ -86,8 +86,8 @@ def one_seed_for_all_sequences(plant: Plant) -> None:
         return
 
     @plant.override(runner.ModelRunner)
-    def _sampling_metadata(original, self, rows, indices):
-        return original(self, rows, np.zeros_like(indices))
+    def _sampling_metadata(original, self, draws, schedule):
+        return original(self, replace(draws, sequences=np.zeros_like(draws.sequences)), schedule)
 
 
 @mutant(
@@ -121,8 +121,8 @@ def prompt_penalised(plant: Plant) -> None:
     if plant.tier_name == "reference":
 
         @plant.override(sampler)
-        def process_logits(original, logits, params, prompt, output):
-            return original(logits, params, prompt, [*prompt, *output])
+        def process_logits(original, logits, params, prompt, output, *others):
+            return original(logits, params, prompt, [*prompt, *output], *others)
 
         return
 
