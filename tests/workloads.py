@@ -24,6 +24,8 @@ class Space:
     num_requests: tuple[int, int] = (3, 8)
     shared: tuple[int, int] = (0, 20)  # tokens of a prompt that others may begin with too
     max_own: int = 16  # tokens behind them
+    # Shared tokens more for some workloads: contexts then pass the 64 keys that attention kernels take at a time.
+    stretches: tuple[int, ...] = (0, 0, 40)
     max_tokens: tuple[int, int] = (1, 24)
     pools: tuple[float, ...] = (1, 1.25, 3)  # times what the longest request needs
     num_allowed: int = 150  # of allowed_token_ids
@@ -50,6 +52,7 @@ EMBEDDED = Space(
     num_requests=(3, 4),
     shared=(12, 34),
     max_own=14,
+    stretches=(0,),
     max_tokens=(6, 12),
     pools=(1, 1, 1.5),
     num_allowed=2_000,
@@ -60,6 +63,8 @@ EMBEDDED = Space(
 
 def make_workload(seed: int, space: Space = TINY) -> Workload:
     """The workload of a seed. Each part has a generator of its own: what is drawn anew changes nothing else."""
+    stretch = random.Random(f"stretch of {seed}").choice(space.stretches)
+    space = replace(space, shared=(space.shared[0], space.shared[1] + stretch))
     config = draw_config(seed, space)
     prompts = random.Random(f"prompts of {seed}")
     shared = [prompts.randrange(2, space.vocab_size - 20) for _ in range(space.shared[1])]
