@@ -271,7 +271,10 @@ class Scheduler(RequestTable):
         for index, token_id in enumerate(first_tokens, start=1):
             sibling = parent.fork(index)
             self.requests[sibling.request_id] = sibling
-            self.kv_cache_manager.fork(parent, sibling)
+            if parent.status is RequestStatus.RUNNING:
+                self.kv_cache_manager.fork(parent, sibling)
+            else:  # the step planned after this one took its blocks
+                sibling.lose_blocks()
             siblings.append((sibling, token_id))
         return siblings
 

@@ -69,7 +69,7 @@ class AsyncEngineCore(EngineCore):
             request_id: self.scheduler.requests[request_id]
             for request_id in step.schedule.num_scheduled_tokens
         }
-        output = self._worker.submit(self._execute, step.schedule, before and before.output)
+        output = self._worker.submit(self._execute, step.schedule, None if before is None else before.output)
         return _InFlight(step, requests, output)
 
     def _execute(
