@@ -292,19 +292,6 @@ class Scheduler(RequestTable):
             prompt_logprobs=output.prompt_logprobs.get(request.request_id),
         )
 
-    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
-        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
-        siblings = []
-        for index, token_id in enumerate(first_tokens, start=1):
-            sibling = parent.fork(index)
-            self.requests[sibling.request_id] = sibling
-            if parent.status is RequestStatus.RUNNING:
-                self.kv_cache_manager.fork(parent, sibling)
-            else:  # the step planned after this one took its blocks
-                sibling.lose_blocks()
-            siblings.append((sibling, token_id))
-        return siblings
-
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         failed = [self.requests[r] for r in schedule.num_scheduled_tokens if r in self.requests]
