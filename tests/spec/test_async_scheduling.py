@@ -133,19 +133,18 @@ def test_a_prompt_that_siblings_begin_behind_sits_out_the_step_planned_on_top_of
     assert len(third.block_copies) == 1
 
 
-def test_blocks_are_found_in_the_cache_as_after_a_synchronous_run(tier: Tier) -> None:
+@pytest.mark.parametrize("end", [{"max_tokens": 4}, {"max_tokens": 9, "stop_token_ids": [EOS]}])
+def test_blocks_are_found_in_the_cache_as_after_a_synchronous_run(tier: Tier, end: dict[str, Any]) -> None:
     prompt = range(40, 49)
-    for last in (1400, EOS):
-        script = {"a": [1000, 1001, 1002, last]}
-        hits = []
-        for is_async in (False, True):
-            core, runner = make_core(tier, is_async, block_size=4, script=script)
-            core.add_request(request("a", prompt, max_tokens=9, stop_token_ids=[last]))
-            (news,) = run(core).values()
-            core.add_request(request("b", [*prompt, *tokens(news), 50], arrival=1, max_tokens=1))
-            run(core)
-            hits.append([new.num_cached_tokens for s in runner.schedules for new in s.scheduled_new_reqs])
-        assert hits[0] == hits[1] == [0, 12]
+    hits = []
+    for is_async in (False, True):
+        core, runner = make_core(tier, is_async, block_size=4, script={"a": [1000, 1001, 1002, EOS]})
+        core.add_request(request("a", prompt, **end))
+        (news,) = run(core).values()
+        core.add_request(request("b", [*prompt, *tokens(news), 50], arrival=1, max_tokens=1))
+        run(core)
+        hits.append([new.num_cached_tokens for s in runner.schedules for new in s.scheduled_new_reqs])
+    assert hits[0] == hits[1] == [0, 12]
 
 
 def test_an_id_that_ends_and_comes_back_does_not_get_the_tokens_of_the_one_before(tier: Tier) -> None:
