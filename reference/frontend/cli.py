@@ -244,6 +244,13 @@ def _app(arguments: argparse.Namespace) -> int:
 # Small models wander off at temperature 1; these are the values the embedded model's authors recommend.
 _CHAT_SAMPLING = SamplingParams(temperature=0.2, top_p=0.9, max_tokens=512)
 
+
+def _learn(arguments: argparse.Namespace) -> int:
+    from reference.frontend.learn import learn
+
+    return learn(arguments.exercise, given(arguments, ("hint",)).get("hint", 0))
+
+
 _COMMANDS = (
     Command(
         "generate",
@@ -314,6 +321,17 @@ _COMMANDS = (
   twinfer bench scheduler
   twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB
   twinfer bench serve --request-rate 1 2 4 8 --save results/serve""",
+    ),
+    Command(
+        "learn",
+        "grade the exercises of the tutorial, or show a hint",
+        _learn,
+        options=("exercise",),
+        positional="[NUMBER]",
+        examples="""\
+  twinfer learn
+  twinfer learn 05
+  twinfer learn 05 --hint""",
     ),
     Command(
         "model",

@@ -162,6 +162,11 @@ def _add_model(parser: argparse.ArgumentParser, command: Command, tier: str | No
     )  # fmt: skip
 
 
+def _add_exercise(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    parser.add_argument("exercise", nargs="?", metavar="NUMBER", help="the exercise (default: list them all)")
+    _add(parser, "--hint", "show a hint instead; twice for two, and so on", action="count")
+
+
 def _add_app(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: this machine only)"
@@ -396,6 +401,7 @@ _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None
     "bench": _add_bench,
     "server": _add_server,
     "app": _add_app,
+    "exercise": _add_exercise,
     "sampling": _add_sampling,
     "engine": _add_engine,
 }
