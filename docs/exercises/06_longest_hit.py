@@ -1,8 +1,8 @@
 """How much of a prompt is in the cache already?
 
 `cached` maps block hashes to physical blocks, `hashes` are those of the prompt's full blocks. Return the blocks that
-can be reused: the longest row of hits from the start, and never the whole prompt. The last token must be computed again,
-since its logits are what the first new token is drawn from.
+can be reused: the longest row of hits from the start, and never the whole prompt. The last token must be computed
+again, since its logits are what the first new token is drawn from.
 """
 
 HINTS = (
