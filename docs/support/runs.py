@@ -104,8 +104,8 @@ class _ScriptedTier:
         return _ScriptedRunner(self.num_drafts)
 
 
-def run(
-    *arrivals: Arrival | tuple[Any, ...],
+def make_core(
+    *,
     block_size: int = 4,
     blocks: int = 16,
     budget: int = 64,
@@ -114,8 +114,8 @@ def run(
     drafts: int = 0,
     tier: str = "reference",
     **scheduler_options: Any,
-) -> list[StepTrace]:
-    """Run requests to their end on scripted tokens; the trace of every step."""
+) -> EngineCore:
+    """A tracing engine core on scripted tokens; `blocks` counts those to use, without the null block."""
     config = EngineConfig(
         model=_SHAPE,
         cache=CacheConfig(block_size, blocks + 1, caching, host_blocks),
@@ -127,7 +127,12 @@ def run(
         speculative=SpeculativeConfig("ngram", drafts) if drafts else None,
         trace=True,
     )
-    core = EngineCore(config, _ScriptedTier(tier, drafts), checkpoint=None)  # type: ignore[arg-type]
+    return EngineCore(config, _ScriptedTier(tier, drafts), checkpoint=None)  # type: ignore[arg-type]
+
+
+def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]:
+    """Run requests to their end on scripted tokens; the trace of every step. Options are those of `make_core`."""
+    core = make_core(**options)
     waiting = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
     step = 0
     while waiting or core.has_unfinished_requests():
@@ -136,6 +141,18 @@ def run(
             waiting.remove(arrival)
         core.step()
         step += 1
+    return core.traces
+
+
+def run_static(*arrivals: Arrival | tuple[Any, ...], batch_size: int, **options: Any) -> list[StepTrace]:
+    """The same in static batches: nobody joins before the last request of the batch has ended."""
+    core = make_core(**options)
+    everybody = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
+    for first in range(0, len(everybody), batch_size):
+        for number, arrival in enumerate(everybody[first : first + batch_size], first):
+            core.add_request(_request(arrival, (number, 0)))
+        while core.has_unfinished_requests():
+            core.step()
     return core.traces
 
 
