@@ -137,7 +137,7 @@ def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]
     step = 0
     while waiting or core.has_unfinished_requests():
         for number, arrival in enumerate([a for a in waiting if a.arrives <= step]):
-            core.add_request(_request(arrival, (len(core.traces) * 1000 + number, 0)))
+            core.addrequest_of(request_of(arrival, (len(core.traces) * 1000 + number, 0)))
             waiting.remove(arrival)
         core.step()
         step += 1
@@ -150,13 +150,13 @@ def run_static(*arrivals: Arrival | tuple[Any, ...], batch_size: int, **options:
     everybody = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
     for first in range(0, len(everybody), batch_size):
         for number, arrival in enumerate(everybody[first : first + batch_size], first):
-            core.add_request(_request(arrival, (number, 0)))
+            core.addrequest_of(request_of(arrival, (number, 0)))
         while core.has_unfinished_requests():
             core.step()
     return core.traces
 
 
-def _request(arrival: Arrival, order: tuple[int, int]) -> EngineCoreRequest:
+def request_of(arrival: Arrival, order: tuple[int, int]) -> EngineCoreRequest:
     prompt = arrival.prompt
     if isinstance(prompt, int):
         first = sum(map(ord, arrival.name)) * 7 % 300
