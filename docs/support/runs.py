@@ -137,7 +137,7 @@ def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]
     step = 0
     while waiting or core.has_unfinished_requests():
         for number, arrival in enumerate([a for a in waiting if a.arrives <= step]):
-            core.addrequest_of(request_of(arrival, (len(core.traces) * 1000 + number, 0)))
+            core.add_request(request_of(arrival, (len(core.traces) * 1000 + number, 0)))
             waiting.remove(arrival)
         core.step()
         step += 1
@@ -150,7 +150,7 @@ def run_static(*arrivals: Arrival | tuple[Any, ...], batch_size: int, **options:
     everybody = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
     for first in range(0, len(everybody), batch_size):
         for number, arrival in enumerate(everybody[first : first + batch_size], first):
-            core.addrequest_of(request_of(arrival, (number, 0)))
+            core.add_request(request_of(arrival, (number, 0)))
         while core.has_unfinished_requests():
             core.step()
     return core.traces
