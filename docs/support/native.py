@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +21,10 @@ from docs.support.source import ROOT
 PROGRAMS = ROOT / "docs" / "programs"
 _EMULATOR = ("csrc/simt/fiber.cpp", "csrc/simt/machine.cpp", "csrc/simt/warp.cpp")
 _FLAGS = ("-std=c++17", "-g", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-pthread", "-Icsrc")
-# ThreadSanitizer watches the kernels, not the emulator that runs them; see csrc/simt/sanitizers.h.
+# Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded by docs/programs/watch.cpp,
+# "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
 _HOW = {
-    "plain": ((), (), ()),
+    "watched": (("-fsanitize=thread",), (), ()),
     "tsan": (("-fsanitize=thread",), ("-DTWINFER_SIMT_TSAN",), ("-fsanitize=thread",)),
 }
 
@@ -46,7 +52,7 @@ def cpp_source(path: str, name: str, comment: bool = True) -> str:
         first -= 1
     while comment and first > 0 and lines[first - 1].startswith("// ") and "----" not in lines[first - 1]:
         first -= 1
-    while not lines[last].startswith("}"):
+    while not (lines[last].startswith("}") or (last == heads[0] and lines[last].endswith("}"))):
         last += 1
     body = "\n".join(lines[first : last + 1])
     return f'```cpp title="{path}, {name} (lines {first + 1} to {last + 1})"\n{body}\n```\n'
@@ -70,37 +76,44 @@ def cpp_comment(path: str, start: str) -> str:
 
 
 @cache
-def build(program: str, how: str = "plain") -> Path:
+def build(program: str, how: str = "watched") -> Path:
     """Compiles docs/programs/PROGRAM.cu with the emulator, unless build/docs has the result for the same sources.
 
     Raises:
         RuntimeError: it does not compile; the message is the compiler's.
     """
-    compiler = os.environ.get("CXX", "g++")
     kernels, emulator, link = _HOW[how]
     program_source = str((PROGRAMS / f"{program}.cu").relative_to(ROOT))
     sources = [(program_source, kernels), *((source, emulator) for source in _EMULATOR)]
+    if how == "watched":
+        sources.append(("docs/programs/watch.cpp", ()))
     folder = ROOT / "build" / "docs"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{program}-{how}-{_digest(program)}"
-    if target.exists():
-        return target
-    jobs = []
+    with open(folder / f"{program}-{how}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pages are tested side by side: the first builds, the others wait
+        if not target.exists():
+            _compile(sources, how, target, link)
+    return target
+
+
+def _compile(
+    sources: Sequence[tuple[str, tuple[str, ...]]], how: str, target: Path, link: tuple[str, ...]
+) -> None:
+    compiler, jobs = os.environ.get("CXX", "g++"), []
     for source, extra in sources:
-        output = folder / f"{Path(source).stem}-{how}-{os.getpid()}.o"
+        output = target.parent / f"{target.name}-{Path(source).stem}.o"
         jobs.append((output, [compiler, *_FLAGS, *extra, "-x", "c++", "-c", source, "-o", str(output)]))
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(_call, [command for _, command in jobs]))
-    # Linked under another name and moved: whoever comes meanwhile finds all of it, or nothing.
-    linked = target.with_suffix(f".{os.getpid()}")
+    linked = target.with_suffix(".new")  # moved when it is whole, in case somebody ends this process
     _call([compiler, *link, "-pthread", *(str(output) for output, _ in jobs), "-o", str(linked)])
     linked.replace(target)
     for output, _ in jobs:
         output.unlink()
-    return target
 
 
-def run(program: str, *words: str, how: str = "plain") -> subprocess.CompletedProcess[str]:
+def run(program: str, *words: str, how: str = "watched") -> subprocess.CompletedProcess[str]:
     """Runs a program of docs/programs; a report of ThreadSanitizer is in `stderr`, and ends it with status 66."""
     target = build(program, how)
     setarch = shutil.which("setarch") if how == "tsan" else None  # its shadow memory wants a fixed place
@@ -111,6 +124,58 @@ def run(program: str, *words: str, how: str = "plain") -> subprocess.CompletedPr
     )
 
 
+@dataclass(frozen=True)
+class WarpAccess:
+    """The same load or store by the lanes of one warp that take part in it."""
+
+    region: str
+    warp: int
+    kind: str  # r, w or a: read, write, atomic
+    offsets: Mapping[int, int]  # lane -> bytes from the beginning of the region
+    num_bytes: int  # of each lane
+
+    @property
+    def sectors(self) -> int:
+        """32-byte pieces of memory that it touches: what global memory has to bring."""
+        return len({
+            byte // 32 for offset in self.offsets.values() for byte in range(offset, offset + self.num_bytes, 4)
+        })  # fmt: skip
+
+    @property
+    def passes(self) -> int:
+        """How often shared memory is asked: 32 banks of 4 bytes, each gives one word at a time to all who want it.
+
+        Atomics on one word take turns.
+        """
+        words = [byte // 4 for o in self.offsets.values() for byte in range(o, o + self.num_bytes, 4)]
+        asked = words if self.kind == "a" else set(words)
+        return max(Counter(word % 32 for word in asked).values())
+
+
+def warp_accesses(text: str) -> list[WarpAccess]:
+    """What `watch::print` wrote, lane by lane, as accesses of warps: the n-th read of each lane in a region belongs to
+    the n-th reads of the others, and so for writes and atomics.
+
+    That holds for kernels whose lanes only ever drop out, such as reductions.
+    """
+    turns: Counter[tuple[str, int, int, str]] = Counter()
+    found: dict[tuple[str, int, int, str, int], WarpAccess] = {}
+    for line in text.splitlines():
+        if not line.startswith("access "):
+            continue
+        _, region, block_text, thread_text, kind, offset, num_bytes = line.split()
+        block, thread = int(block_text), int(thread_text)
+        turn = turns[region, block, thread, kind]
+        turns[region, block, thread, kind] += 1
+        access = found.setdefault(
+            (region, block, thread // 32, kind, turn),
+            WarpAccess(region, thread // 32, kind, {}, int(num_bytes)),
+        )
+        assert isinstance(access.offsets, dict)
+        access.offsets[thread % 32] = int(offset)
+    return list(found.values())
+
+
 def _call(command: list[str]) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -119,7 +184,13 @@ def _call(command: list[str]) -> None:
 
 def _digest(program: str) -> str:
     """Of all that the program is made of."""
-    files = [PROGRAMS / f"{program}.cu", *sorted((ROOT / "csrc" / "simt").iterdir())]
+    files = [PROGRAMS / f"{program}.cu", *sorted(PROGRAMS.glob("watch.*")), *sorted((ROOT / "csrc" / "simt").iterdir())]
     files += sorted((ROOT / "csrc" / "kernels").glob("*.cuh"))
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+if __name__ == "__main__":  # python -m docs.support.native PROGRAM WORD...: build and run one by hand
+    done = run(*sys.argv[1:])
+    print(done.stdout + done.stderr, end="")
+    raise SystemExit(done.returncode)
