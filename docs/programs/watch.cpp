@@ -30,7 +30,8 @@ void note(const void* address, size_t bytes, char kind) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   for (const Region& each : regions) {
     if (at < each.begin || at >= each.end) continue;
-    accesses.push_back({each.name, blockIdx.x, threadIdx.x, kind, at - each.begin, bytes});
+    const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    accesses.push_back({each.name, block, threadIdx.x, kind, at - each.begin, bytes});
     return;
   }
 }

@@ -21,6 +21,7 @@ from docs.support.source import ROOT
 PROGRAMS = ROOT / "docs" / "programs"
 _EMULATOR = ("csrc/simt/fiber.cpp", "csrc/simt/machine.cpp", "csrc/simt/warp.cpp")
 _FLAGS = ("-std=c++17", "-g", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-pthread", "-Icsrc")
+_LAUNCHERS = {"attention_rungs": ("csrc/cuda/attention.cu",)}
 # Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded by docs/programs/watch.cpp,
 # "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
 _HOW = {
@@ -84,7 +85,8 @@ def build(program: str, how: str = "watched") -> Path:
     """
     kernels, emulator, link = _HOW[how]
     program_source = str((PROGRAMS / f"{program}.cu").relative_to(ROOT))
-    sources = [(program_source, kernels), *((source, emulator) for source in _EMULATOR)]
+    sources = [(source, kernels) for source in (program_source, *_LAUNCHERS.get(program, ()))]
+    sources += [(source, emulator) for source in _EMULATOR]
     if how == "watched":
         sources.append(("docs/programs/watch.cpp", ()))
     folder = ROOT / "build" / "docs"
@@ -129,6 +131,7 @@ class WarpAccess:
     """The same load or store by the lanes of one warp that take part in it."""
 
     region: str
+    block: int
     warp: int
     kind: str  # r, w or a: read, write, atomic
     offsets: Mapping[int, int]  # lane -> bytes from the beginning of the region
@@ -169,11 +172,24 @@ def warp_accesses(text: str) -> list[WarpAccess]:
         turns[region, block, thread, kind] += 1
         access = found.setdefault(
             (region, block, thread // 32, kind, turn),
-            WarpAccess(region, thread // 32, kind, {}, int(num_bytes)),
+            WarpAccess(region, block, thread // 32, kind, {}, int(num_bytes)),
         )
         assert isinstance(access.offsets, dict)
         access.offsets[thread % 32] = int(offset)
     return list(found.values())
+
+
+@cache
+def attention_rung(rung: int, seqs: int, heads: int, kv_heads: int, context: int) -> Sequence[WarpAccess]:
+    """What a rung of paged attention reads and writes in global memory: D = 64, B = 16, float32.
+
+    Raises:
+        RuntimeError: the kernel failed; the message is the emulator's.
+    """
+    done = run("attention_rungs", *map(str, (rung, seqs, heads, kv_heads, context)))
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return tuple(warp_accesses(done.stdout))
 
 
 def _call(command: list[str]) -> None:
@@ -184,8 +200,9 @@ def _call(command: list[str]) -> None:
 
 def _digest(program: str) -> str:
     """Of all that the program is made of."""
-    files = [PROGRAMS / f"{program}.cu", *sorted(PROGRAMS.glob("watch.*")), *sorted((ROOT / "csrc" / "simt").iterdir())]
-    files += sorted((ROOT / "csrc" / "kernels").glob("*.cuh"))
+    files = [PROGRAMS / f"{program}.cu", *sorted(PROGRAMS.glob("watch.*"))]
+    files += sorted((ROOT / "csrc" / "simt").iterdir())
+    files += [*sorted((ROOT / "csrc" / "kernels").iterdir()), *sorted((ROOT / "csrc" / "cuda").iterdir())]
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(content).hexdigest()[:12]
 
