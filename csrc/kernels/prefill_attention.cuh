@@ -27,7 +27,7 @@
 namespace twinfer::device {
 
 constexpr int kPrefillThreads = 128;
-constexpr int kPrefillBlocks = 5;                     // on one multiprocessor at least: at most 96 registers a thread
+constexpr int kPrefillBlocks = 4;                     // on one multiprocessor at least: at most 128 registers a thread
 
 // The sequence that a query row belongs to: the last that starts at or before it. One without rows starts where the
 // next does, so it is never the last.
