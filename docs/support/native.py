@@ -21,7 +21,7 @@ from docs.support.source import ROOT
 PROGRAMS = ROOT / "docs" / "programs"
 _EMULATOR = ("csrc/simt/fiber.cpp", "csrc/simt/machine.cpp", "csrc/simt/warp.cpp")
 _FLAGS = ("-std=c++17", "-g", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-pthread", "-Icsrc")
-_LAUNCHERS = {"attention_rungs": ("csrc/cuda/attention.cu",)}
+_LAUNCHERS = {"attention_rungs": ("csrc/cuda/attention.cu", "csrc/cuda/prefill.cu")}
 # Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded by docs/programs/watch.cpp,
 # "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
 _HOW = {
@@ -180,13 +180,18 @@ def warp_accesses(text: str) -> list[WarpAccess]:
 
 
 @cache
-def attention_rung(rung: int, seqs: int, heads: int, kv_heads: int, context: int) -> Sequence[WarpAccess]:
-    """What a rung of paged attention reads and writes in global memory: D = 64, B = 16, float32.
+def attention_rung(
+    step: str, rung: int, rows: int, heads: int, kv_heads: int, context: int
+) -> Sequence[WarpAccess]:
+    """What a rung reads of K and V, in global memory: D = 64, B = 16, float32.
+
+    Args:
+        step: "decode", where `rows` are sequences with a query each, or "prefill", where they are the newest tokens of one.
 
     Raises:
         RuntimeError: the kernel failed; the message is the emulator's.
     """
-    done = run("attention_rungs", *map(str, (rung, seqs, heads, kv_heads, context)))
+    done = run("attention_rungs", step, *map(str, (rung, rows, heads, kv_heads, context)))
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     return tuple(warp_accesses(done.stdout))
