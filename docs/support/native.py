@@ -21,12 +21,17 @@ from docs.support.source import ROOT
 PROGRAMS = ROOT / "docs" / "programs"
 _EMULATOR = ("csrc/simt/fiber.cpp", "csrc/simt/machine.cpp", "csrc/simt/warp.cpp")
 _FLAGS = ("-std=c++17", "-g", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-pthread", "-Icsrc")
-_LAUNCHERS = {"attention_rungs": ("csrc/cuda/attention.cu", "csrc/cuda/prefill.cu")}
+# What a program wants besides itself and the emulator.
+_LAUNCHERS = {
+    "attention_rungs": ("csrc/cuda/attention.cu", "csrc/cuda/prefill.cu"),
+    "planted_bugs": ("csrc/cuda/attention.cu",),
+}
 # Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded by docs/programs/watch.cpp,
 # "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
 _HOW = {
+    "plain": (("-DWATCH_NOTHING",), (), ()),
     "watched": (("-fsanitize=thread",), (), ()),
-    "tsan": (("-fsanitize=thread",), ("-DTWINFER_SIMT_TSAN",), ("-fsanitize=thread",)),
+    "tsan": (("-fsanitize=thread", "-DWATCH_NOTHING"), ("-DTWINFER_SIMT_TSAN",), ("-fsanitize=thread",)),
 }
 
 
@@ -78,13 +83,14 @@ def cpp_comment(path: str, start: str) -> str:
 
 @cache
 def build(program: str, how: str = "watched") -> Path:
-    """Compiles docs/programs/PROGRAM.cu with the emulator, unless build/docs has the result for the same sources.
+    """Compiles docs/programs/PROGRAM.cu, or tests/simt/PROGRAM.cu, with the emulator, unless build/docs has the result for
+    the same sources.
 
     Raises:
         RuntimeError: it does not compile; the message is the compiler's.
     """
     kernels, emulator, link = _HOW[how]
-    program_source = str((PROGRAMS / f"{program}.cu").relative_to(ROOT))
+    program_source = str(_source_of(program).relative_to(ROOT))
     sources = [(source, kernels) for source in (program_source, *_LAUNCHERS.get(program, ()))]
     sources += [(source, emulator) for source in _EMULATOR]
     if how == "watched":
@@ -116,7 +122,7 @@ def _compile(
 
 
 def run(program: str, *words: str, how: str = "watched") -> subprocess.CompletedProcess[str]:
-    """Runs a program of docs/programs; a report of ThreadSanitizer is in `stderr`, and ends it with status 66."""
+    """Builds a program and runs it; a report of ThreadSanitizer is in `stderr`, and ends it with status 66."""
     target = build(program, how)
     setarch = shutil.which("setarch") if how == "tsan" else None  # its shadow memory wants a fixed place
     command = [*((setarch, "-R") if setarch else ()), str(target), *words]
@@ -203,9 +209,14 @@ def _call(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
+def _source_of(program: str) -> Path:
+    folders = (PROGRAMS, ROOT / "tests" / "simt")
+    return next(folder / f"{program}.cu" for folder in folders if (folder / f"{program}.cu").exists())
+
+
 def _digest(program: str) -> str:
     """Of all that the program is made of."""
-    files = [PROGRAMS / f"{program}.cu", *sorted(PROGRAMS.glob("watch.*"))]
+    files = [_source_of(program), *sorted(PROGRAMS.glob("watch.*"))]
     files += sorted((ROOT / "csrc" / "simt").iterdir())
     files += [*sorted((ROOT / "csrc" / "kernels").iterdir()), *sorted((ROOT / "csrc" / "cuda").iterdir())]
     content = b"".join(file.read_bytes() for file in files)
