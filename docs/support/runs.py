@@ -27,6 +27,7 @@ _SHAPE = ModelConfig(
     num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=4096, rms_norm_eps=1e-5,
     rope_theta=10_000.0, tie_word_embeddings=True, bos_token_id=None, eos_token_ids=(),
 )  # fmt: skip
+_MOST_STEPS = 5000
 
 
 @dataclass
@@ -141,6 +142,8 @@ def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]
             waiting.remove(arrival)
         core.step()
         step += 1
+        if step > _MOST_STEPS:  # only with a bug planted
+            raise RuntimeError("The requests never end.")
     return core.traces
 
 
