@@ -65,7 +65,8 @@ def seconds_to_prepare(tier: str, num_requests: int, context: int = 500) -> floa
     per_request = cdiv(context + 64, 16)
     admitted = tuple(
         NewRequestData(
-            request_id=name, token_ids=tuple(range(context)), num_prompt_tokens=context, num_computed_tokens=context - 1,
+            request_id=name, token_ids=tuple(range(context)), num_prompt_tokens=context,
+            num_computed_tokens=context - 1,
             block_ids=tuple(range(1 + i * per_request, 1 + (i + 1) * per_request)), sampling_params=SamplingParams(),
             seed=i,
         )

@@ -37,7 +37,12 @@ def answer(tier: str, others: int = 0, budget: int = 512, num_blocks: int = 65) 
         preempted.extend(schedule.preempted_req_ids)
         found.extend(rows for name, rows in (output.logits or {}).items() if name == "0")
 
-    options: dict[str, Any] = {"block_size": 4, "max_model_len": 40, "enable_prefix_caching": False, "keep_logits": True}
+    options: dict[str, Any] = {
+        "block_size": 4,
+        "max_model_len": 40,
+        "enable_prefix_caching": False,
+        "keep_logits": True,
+    }
     llm = LLM(
         load_tier(tier), MODEL, on_step=keep, num_blocks=num_blocks, max_num_batched_tokens=budget, **options
     )

@@ -101,7 +101,9 @@ def _findable() -> str:
     for trace in run(("a", 6, 5), blocks=8):
         computed = trace.state.num_computed_tokens["a"]
         rows.append([trace.step, computed, computed // 4, len(trace.state.cache.hashes)])
-    return _table(["step", "tokens with K and V", "full blocks", "blocks that the prefix cache can find"], rows)
+    return _table(
+        ["step", "tokens with K and V", "full blocks", "blocks that the prefix cache can find"], rows
+    )
 
 
 def _room() -> str:
@@ -222,7 +224,9 @@ def _old_owner() -> str:
     from reference import attention
 
     generator = np.random.default_rng(0)
-    keys, values = (generator.standard_normal((3, 4, 1, 8)).astype(np.float32) for _ in range(2))  # [N, B, Hkv, D]
+    keys, values = (
+        generator.standard_normal((3, 4, 1, 8)).astype(np.float32) for _ in range(2)
+    )  # [N, B, Hkv, D]
     query = generator.standard_normal((1, 1, 8)).astype(np.float32)
     rows: list[list[object]] = []
     for left_behind in (0.0, 1.0, 100.0):
@@ -281,21 +285,29 @@ CASES = (
     Case("cow_appends", "A prompt of six tokens, three sequences, blocks of four.", _siblings),
     Case("fork_not_counted", "The step after a prompt of nine tokens was forked into three.", _shared_prompt),
     Case(
-        "first_of_the_running_preempted", "Two requests, four blocks, first come first served.", _short_of_blocks
+        "first_of_the_running_preempted",
+        "Two requests, four blocks, first come first served.",
+        _short_of_blocks,
     ),
     Case(
         "victim_to_the_back_of_the_queue",
         "`b` is preempted while `c` and `d` wait. First come, first served.",
         _waiting_behind,
     ),
-    Case("admission_beside_preemption", "Priorities: `a` before `c` before `b`. Look at who has blocks when.", _newcomer),
+    Case(
+        "admission_beside_preemption",
+        "Priorities: `a` before `c` before `b`. Look at who has blocks when.",
+        _newcomer,
+    ),
     Case(
         "victims_budget_not_returned",
         "Priorities: `high`, then `next`, then `low`. Ten tokens a step may be computed; add them up.",
         _victim_was_served,
     ),
     Case("lone_request_held_up", "A single request; `long_prefill_token_threshold` is 4.", _alone),
-    Case("rejected_drafts_not_rolled_back", "Three drafts a step, of which the third is always wrong.", _drafts),
+    Case(
+        "rejected_drafts_not_rolled_back", "Three drafts a step, of which the third is always wrong.", _drafts
+    ),
     Case(
         "draws_from_a_generator_with_state",
         "Four requests with seeds of their own, drawn together and each alone.",
@@ -331,7 +343,7 @@ def show(number: int) -> str:
         source(file, case.name),
         f"Tests that notice: {', '.join(f'`{name}`' for name in mutant.killed_by)}",
     ])  # fmt: skip
-    return f"### Case {number}\n\n{case.told}\n\n{wrong}\n\n??? success \"What is wrong?\"\n{textwrap.indent(answer, '    ')}\n"
+    return f'### Case {number}\n\n{case.told}\n\n{wrong}\n\n??? success "What is wrong?"\n{textwrap.indent(answer, "    ")}\n'
 
 
 def _seen(exhibit: Callable[[], str]) -> str:

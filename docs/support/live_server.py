@@ -26,9 +26,7 @@ def address() -> tuple[str, int]:
     """
     options = ["--tier", "fast", "--model", MODEL, "--max-model-len", "512", "--num-blocks", "129"]
     command = [sys.executable, "-m", "reference.frontend.cli", "serve", "--port", "0", *options]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     atexit.register(_stop, process)
     assert process.stdout is not None
     written = []

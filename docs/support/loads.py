@@ -112,4 +112,6 @@ def closed_loop(clients: int, requests: int = 400) -> Queue:
     while len(clock.latencies) < requests:
         for _ in clock.tick():
             clock.send()
-    return Queue(np.array([clock.latencies[name] for name in list(clock.sent)[:requests] if name in clock.latencies]))
+    return Queue(
+        np.array([clock.latencies[name] for name in list(clock.sent)[:requests] if name in clock.latencies])
+    )

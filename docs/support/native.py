@@ -45,8 +45,10 @@ def cpp_source(path: str, name: str, comment: bool = True) -> str:
     heads = [
         number
         for number, line in enumerate(lines)
-        if re.search(rf"\b{re.escape(name)}(<[^>]*>)?\s*[({{]|\bstruct {re.escape(name)}\b", line)
-        and not line.startswith((" ", "//", "#"))
+        if (
+            re.search(rf"\b{re.escape(name)}(<[^>]*>)?\s*[({{]|\bstruct {re.escape(name)}\b", line)
+            and not line.startswith((" ", "//", "#"))
+        )
         or re.match(rf"    {re.escape(name)}\(", line)  # the second line of a long declaration
     ]
     if len(heads) != 1:
