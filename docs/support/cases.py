@@ -343,7 +343,8 @@ def show(number: int) -> str:
         source(file, case.name),
         f"Tests that notice: {', '.join(f'`{name}`' for name in mutant.killed_by)}",
     ])  # fmt: skip
-    return f'### Case {number}\n\n{case.told}\n\n{wrong}\n\n??? success "What is wrong?"\n{textwrap.indent(answer, "    ")}\n'
+    head = f"### Case {number}\n\n{case.told}\n\n{wrong}\n\n"
+    return f'{head}??? success "What is wrong?"\n{textwrap.indent(answer, "    ")}\n'
 
 
 def _seen(exhibit: Callable[[], str]) -> str:

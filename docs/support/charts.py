@@ -1,4 +1,4 @@
-"""Bars, lines and grids of cells as SVG, in the colours of the style sheet. The words beside them come from the data."""
+"""Bars, lines and grids of cells as SVG, in the colours of the style sheet; the words for them come from the data."""
 
 from __future__ import annotations
 

@@ -26,8 +26,9 @@ _LAUNCHERS = {
     "attention_rungs": ("csrc/cuda/attention.cu", "csrc/cuda/prefill.cu"),
     "planted_bugs": ("csrc/cuda/attention.cu",),
 }
-# Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded by docs/programs/watch.cpp,
-# "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
+# Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded, see
+# docs/programs/watch.h; "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see
+# csrc/simt/sanitizers.h.
 _HOW = {
     "plain": (("-DWATCH_NOTHING",), (), ()),
     "watched": (("-fsanitize=thread",), (), ()),
@@ -85,8 +86,8 @@ def cpp_comment(path: str, start: str) -> str:
 
 @cache
 def build(program: str, how: str = "watched") -> Path:
-    """Compiles docs/programs/PROGRAM.cu, or tests/simt/PROGRAM.cu, with the emulator, unless build/docs has the result for
-    the same sources.
+    """Compiles docs/programs/PROGRAM.cu, or tests/simt/PROGRAM.cu, with the emulator. What build/docs has for the same
+    sources is used again.
 
     Raises:
         RuntimeError: it does not compile; the message is the compiler's.
@@ -194,7 +195,7 @@ def attention_rung(
     """What a rung reads of K and V, in global memory: D = 64, B = 16, float32.
 
     Args:
-        step: "decode", where `rows` are sequences with a query each, or "prefill", where they are the newest tokens of one.
+        step: "decode", where `rows` are sequences with a query each, or "prefill", where they are tokens of one.
 
     Raises:
         RuntimeError: the kernel failed; the message is the emulator's.

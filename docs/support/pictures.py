@@ -120,7 +120,7 @@ def _cell(trace: StepTrace, name: str) -> tuple[str, str]:
 def figure(
     view: str, caption: str, parts: Sequence[str], width: float, legend: str = "", words: str = ""
 ) -> str:
-    """Raw HTML without blank lines, as Markdown wants it. `words` say what is to be seen, where the caption does not."""
+    """Raw HTML without blank lines, as Markdown wants it. `words` say what is to be seen where the caption does not."""
     body = "".join(parts)
     text = f"{caption}: {words}" if words else caption
     return (
