@@ -21,7 +21,7 @@ def bar_chart(rows: Sequence[tuple[str, float]], caption: str, unit: str = "", d
         size = max(value / top * width, 1)
         parts.append(
             f'<g><title>{escape(f"{name}: {text}")}</title><text class="tw-label" x="{label - 8}" y="{y + 16}" '
-            f'text-anchor="end">{escape(name)}</text><rect class="tw-bar-{row % 6}" x="{label}" y="{y + 2}" '
+            f'text-anchor="end">{escape(name)}</text><rect class="tw-bar" x="{label}" y="{y + 2}" '
             f'width="{size:.1f}" height="{pitch - 6}" rx="3"/><text class="tw-label" x="{label + size + 6:.1f}" '
             f'y="{y + 16}">{escape(text)}</text></g>'
         )
@@ -76,7 +76,7 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> str:
-    """A line a series, named at its last point."""
+    """A line a series, named at its right end."""
     left, right, top, bottom = 64, 480, 8, 210
     points = [point for line in series.values() for point in line]
     x_axis = _Axis.over([x for x, _ in points], left, right, log_x)
@@ -101,7 +101,7 @@ def line_chart(
             f'<circle class="tw-dot-{number % 6}" cx="{x_axis.place(x):.1f}" cy="{y_axis.place(y):.1f}" r="3"/></g>'
             for x, y in line
         ]
-    parts += _names(series, x_axis, y_axis)
+    parts += _names(series, right, y_axis)
     parts.append(
         f'<text class="tw-small tw-middle" x="{(left + right) / 2}" y="{bottom + 28}">{escape(x_label)}</text>'
     )
@@ -112,19 +112,22 @@ def line_chart(
     return figure(view, f"{caption} (vertical: {y_label})", parts, 700, words=words)
 
 
-def _names(series: Mapping[str, Points], x_axis: _Axis, y_axis: _Axis) -> list[str]:
-    """The name of each line at its end, moved down where two would overlap."""
+def _names(series: Mapping[str, Points], right: float, y_axis: _Axis) -> list[str]:
+    """The name of each line right of the plot, as high as its end, moved apart where two would overlap."""
     ends = sorted(
-        ((y_axis.place(line[-1][1]), x_axis.place(line[-1][0]), number, name)
-         for number, (name, line) in enumerate(series.items()))
-    )  # fmt: skip
-    parts, last = [], -math.inf
-    for y, x, number, name in ends:
-        last = max(y + 4, last + 14)
-        parts.append(
-            f'<text class="tw-label tw-ink-{number % 6}" x="{x + 8:.1f}" y="{last:.1f}">{escape(name)}</text>'
-        )
-    return parts
+        (y_axis.place(line[-1][1]), number, name) for number, (name, line) in enumerate(series.items())
+    )
+    places: list[float] = []
+    for y, _, _ in ends:
+        places.append(max(y + 4, places[-1] + 15 if places else y_axis.end + 4))
+    too_low = max(places[-1] - y_axis.start, 0)  # up again, all of those that stand close together
+    for i in reversed(range(len(places))):
+        limit = places[i + 1] - 15 if i + 1 < len(places) else places[i] - too_low
+        places[i] = min(places[i], limit)
+    return [
+        f'<text class="tw-label tw-ink-{number % 6}" x="{right + 10:.1f}" y="{place:.1f}">{escape(name)}</text>'
+        for place, (_, number, name) in zip(places, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
