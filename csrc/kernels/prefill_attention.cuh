@@ -75,6 +75,8 @@ __global__ void __launch_bounds__(kPrefillThreads) prefill_attention_v1_naive(Pr
     for (int d = 0; d < a.head_dim; ++d) {
       weighted[d] = weighted[d] * shrink + weight * to_float(a.v_cache[offset + d]);
     }
+    WATCH("largest", largest);
+    WATCH("sum", sum);
   }
   T* out = a.out + row * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = 0; d < a.head_dim; ++d) out[d] = from_float<T>(weighted[d] / sum);
@@ -210,6 +212,8 @@ __device__ __forceinline__ void tile_weights(const PrefillAttentionArguments<T>&
     state.shrink[p] = expf(before - state.largest[p]);
     state.sum[p] = state.sum[p] * state.shrink[p] + warp_reduce<Sum>(weight);
     weights[first + p][lane] = weight;
+    WATCH("largest", state.largest[p]);
+    WATCH("sum", state.sum[p]);
   }
 }
 
