@@ -25,7 +25,7 @@ from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
 try:
-    from fast import _cpu, _simt, _simt_trace
+    from fast import _cpu, _simt
 except ImportError as error:
     raise ImportError(
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
@@ -81,6 +81,8 @@ def trace_kernel(
         ValueError: no such operation, or as the operation does.
         RuntimeError: as the operation does.
     """
+    from fast import _simt_trace
+
     return record(_simt_trace, ladder, operation, arguments, named, block)
 
 
