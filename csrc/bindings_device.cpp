@@ -417,13 +417,12 @@ py::dict rungs() {
 }
 
 }  // namespace
-}  // namespace twinfer
 
-PYBIND11_MODULE(_simt, m) {
+// In fast._simt and, for traced kernels, in fast._simt_trace.
+void bind_kernels(py::module_& m) {
   using arg = pybind11::arg;
-  using twinfer::Simulation;
-  m.doc() = "The CUDA kernels under the emulator; fast/ladder.py documents them.";
-  pybind11::class_<Simulation>(m, "Simulation")
+  // Local, as two modules have it: fast._simt and fast._simt_trace.
+  pybind11::class_<Simulation>(m, "Simulation", pybind11::module_local())
       .def(pybind11::init([](uint64_t seed, int threads, std::string architecture) {
              twinfer::check_threads(threads);
              twinfer::simt::architecture(architecture);
@@ -452,4 +451,11 @@ PYBIND11_MODULE(_simt, m) {
         arg("cos_sin_cache"), arg("rung"), arg("simulation"));
   m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
   m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
+}
+
+}  // namespace twinfer
+
+PYBIND11_MODULE(_simt, m) {
+  m.doc() = "The CUDA kernels under the emulator; fast/ladder.py documents them.";
+  twinfer::bind_kernels(m);
 }
