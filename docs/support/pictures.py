@@ -42,7 +42,7 @@ def pool_picture(trace: StepTrace, per_row: int = 8, caption: str = "") -> str:
         )
     width, height = per_row * pitch, rows * (pitch + 10)
     title = caption or f"The block pool in step {trace.step}"
-    return _figure(f'viewBox="-2 -2 {width} {height}"', title, parts, min(width, 720))
+    return figure(f'viewBox="-2 -2 {width} {height}"', title, parts, min(width, 720))
 
 
 def budget_bars(traces: Sequence[StepTrace], caption: str = "Tokens of each step") -> str:
@@ -70,7 +70,7 @@ def budget_bars(traces: Sequence[StepTrace], caption: str = "Tokens of each step
         f'<text class="tw-small" x="0" y="10">{top}</text><text class="tw-small" x="0" y="{height}">0</text>'
     )
     total = len(traces) * (width + 8) + 34
-    return _figure(f'viewBox="-2 -6 {total} {height + 24}"', caption, parts, min(total * 1.4, 720))
+    return figure(f'viewBox="-2 -6 {total} {height + 24}"', caption, parts, min(total * 1.4, 720))
 
 
 def timeline(traces: Sequence[StepTrace], caption: str = "Who did what in each step") -> str:
@@ -104,7 +104,7 @@ def timeline(traces: Sequence[StepTrace], caption: str = "Who did what in each s
         '<span class="tw-key tw-decode"></span> decode <span class="tw-key tw-waiting"></span> waits (w) '
         '<span class="tw-key tw-swapped"></span> swapped out (s)'
     )
-    return _figure(f'viewBox="-2 -2 {width} {bottom + 16}"', caption, parts, min(width * 1.3, 760), legend)
+    return figure(f'viewBox="-2 -2 {width} {bottom + 16}"', caption, parts, min(width * 1.3, 760), legend)
 
 
 def _cell(trace: StepTrace, name: str) -> tuple[str, str]:
@@ -117,11 +117,14 @@ def _cell(trace: StepTrace, name: str) -> tuple[str, str]:
     return ("waiting", "-") if name in trace.state.running else ("", "")
 
 
-def _figure(view: str, caption: str, parts: Sequence[str], width: float, legend: str = "") -> str:
-    """Raw HTML without blank lines, as Markdown wants it."""
+def figure(
+    view: str, caption: str, parts: Sequence[str], width: float, legend: str = "", words: str = ""
+) -> str:
+    """Raw HTML without blank lines, as Markdown wants it. `words` say what is to be seen where the caption does not."""
     body = "".join(parts)
+    text = f"{caption}: {words}" if words else caption
     return (
-        f'<figure class="tw-figure"><svg role="img" aria-label="{escape(caption)}" {view} '
+        f'<figure class="tw-figure"><svg role="img" aria-label="{escape(text)}" {view} '
         f'style="max-width:{width:.0f}px" xmlns="http://www.w3.org/2000/svg">{body}</svg>'
         f"<figcaption>{escape(caption)}{'<br>' + legend if legend else ''}</figcaption></figure>\n"
     )

@@ -27,6 +27,7 @@ _SHAPE = ModelConfig(
     num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=4096, rms_norm_eps=1e-5,
     rope_theta=10_000.0, tie_word_embeddings=True, bos_token_id=None, eos_token_ids=(),
 )  # fmt: skip
+_MOST_STEPS = 5000
 
 
 @dataclass
@@ -104,8 +105,8 @@ class _ScriptedTier:
         return _ScriptedRunner(self.num_drafts)
 
 
-def run(
-    *arrivals: Arrival | tuple[Any, ...],
+def make_core(
+    *,
     block_size: int = 4,
     blocks: int = 16,
     budget: int = 64,
@@ -114,8 +115,8 @@ def run(
     drafts: int = 0,
     tier: str = "reference",
     **scheduler_options: Any,
-) -> list[StepTrace]:
-    """Run requests to their end on scripted tokens; the trace of every step."""
+) -> EngineCore:
+    """A tracing engine core on scripted tokens; `blocks` counts those to use, without the null block."""
     config = EngineConfig(
         model=_SHAPE,
         cache=CacheConfig(block_size, blocks + 1, caching, host_blocks),
@@ -127,19 +128,38 @@ def run(
         speculative=SpeculativeConfig("ngram", drafts) if drafts else None,
         trace=True,
     )
-    core = EngineCore(config, _ScriptedTier(tier, drafts), checkpoint=None)  # type: ignore[arg-type]
+    return EngineCore(config, _ScriptedTier(tier, drafts), checkpoint=None)  # type: ignore[arg-type]
+
+
+def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]:
+    """Run requests to their end on scripted tokens; the trace of every step. Options are those of `make_core`."""
+    core = make_core(**options)
     waiting = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
     step = 0
     while waiting or core.has_unfinished_requests():
         for number, arrival in enumerate([a for a in waiting if a.arrives <= step]):
-            core.add_request(_request(arrival, (len(core.traces) * 1000 + number, 0)))
+            core.add_request(request_of(arrival, (len(core.traces) * 1000 + number, 0)))
             waiting.remove(arrival)
         core.step()
         step += 1
+        if step > _MOST_STEPS:  # only with a bug planted
+            raise RuntimeError("The requests never end.")
     return core.traces
 
 
-def _request(arrival: Arrival, order: tuple[int, int]) -> EngineCoreRequest:
+def run_static(*arrivals: Arrival | tuple[Any, ...], batch_size: int, **options: Any) -> list[StepTrace]:
+    """The same in static batches: nobody joins before the last request of the batch has ended."""
+    core = make_core(**options)
+    everybody = [entry if isinstance(entry, Arrival) else Arrival(*entry) for entry in arrivals]
+    for first in range(0, len(everybody), batch_size):
+        for number, arrival in enumerate(everybody[first : first + batch_size], first):
+            core.add_request(request_of(arrival, (number, 0)))
+        while core.has_unfinished_requests():
+            core.step()
+    return core.traces
+
+
+def request_of(arrival: Arrival, order: tuple[int, int]) -> EngineCoreRequest:
     prompt = arrival.prompt
     if isinstance(prompt, int):
         first = sum(map(ord, arrival.name)) * 7 % 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from fast import kernels
 from fast.ladder import Ladder
+from tests.kernels import oracles
 
 # Absolute, times max(1, largest |expected|), for inputs of N(0, 1). The 16-bit types round what they store at 5e-4 and
 # 4e-3 of a number: half a step of the result, and half a step of what is stored in between.
@@ -27,15 +29,39 @@ class Rung:
     name: str
     ladder: Ladder
 
+    def takes(self, dtype: torch.dtype, head_dim: int) -> bool:
+        """Tensor cores multiply 16-bit numbers only, and their rungs are compiled for two head dims."""
+        return "tensor_cores" not in self.name or (dtype in DTYPES[1:] and head_dim in (64, 128))
+
+
+def rungs_of(operation: str) -> tuple[str, ...]:
+    return kernels.ladder("simt").rungs[operation]
+
 
 def every_rung(operation: str) -> pytest.MarkDecorator:
     """Parametrizes `rung` over the operation's rungs, each under every order of threads."""
     cases = [
-        pytest.param(Rung(name, kernels.ladder("simt", seed=seed, threads=threads)), id=f"{name}-order{seed}")
-        for name in kernels.ladder("simt").rungs[operation]
+        pytest.param(
+            Rung(name, kernels.ladder("simt", seed=seed, threads=threads)),
+            id=f"{name}-order{seed}",
+        )
+        for name in rungs_of(operation)
         for seed, threads in ORDERS
     ]
     return pytest.mark.parametrize("rung", cases)
+
+
+def assert_attention(
+    run: Callable[[Ladder, str], torch.Tensor], expected: oracles.Floats, rung: Rung, dtype: torch.dtype
+) -> None:
+    """What the rung computes equals the oracle's, or the rung says why it does not take the call."""
+    if rung.takes(dtype, expected.shape[-1]):
+        oracles.assert_close(run(rung.ladder, rung.name), expected, ATTENTION[dtype])
+    else:
+        with pytest.raises(
+            ValueError, match="the tensor cores take float16 and bfloat16 .* use a lower rung"
+        ):
+            run(rung.ladder, rung.name)
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16", "bfloat16"])
