@@ -1,4 +1,4 @@
-"""Chinese pages: those that must exist do, none is older than its original, and the others say that they are English."""
+"""Chinese pages: those that must exist do, none is older than its original, and the others say they are English."""
 
 from __future__ import annotations
 
