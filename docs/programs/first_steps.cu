@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/device.cuh"
-#include "watch.h"
+#include "traced.h"
 
 namespace {
 
@@ -32,9 +32,9 @@ __global__ void who_am_i(int* block, int* thread, int* lane) {
   lane[i] = threadIdx.x % 32;
 }
 
-// Lane t of a warp reads number t * stride.
-__global__ void strided_load(const float* x, float* out, int stride) {
-  out[threadIdx.x] = x[threadIdx.x * stride];
+// Lane t of a warp reads number t * stride + first.
+__global__ void strided_load(const float* x, float* out, int stride, int first) {
+  out[threadIdx.x] = x[threadIdx.x * stride + first];
 }
 
 // The numbers of a block in reverse order, through memory that its threads share.
@@ -51,7 +51,6 @@ __global__ void reverse(const float* in, float* out) {
 template <int kWidth>
 __global__ void transpose(const float* in, float* out) {
   SHARED_ARRAY(float, tile, [32 * kWidth]);
-  watch::region("tile", tile, sizeof tile);
   const int t = threadIdx.x;
   for (int row = 0; row < 32; ++row) tile[row * kWidth + t] = in[row * 32 + t];
   __syncthreads();
@@ -81,14 +80,16 @@ void run_who_am_i() {
   for (int i = 0; i < n; ++i) std::printf("%d %d %d %d\n", i, block[i], thread[i], lane[i]);
 }
 
-void run_strided_load(int stride) {
-  std::vector<float> x = counting(32 * stride), out(32);
-  watch::region("x", x.data(), x.size() * sizeof(float));
-  launch(strided_load, dim3(1), dim3(32), 0, nullptr, x.data(), out.data(), stride);
-  watch::print();
+void run_strided_load(int stride, int first) {
+  alignas(128) static float x[32 * 32 + 32];          // sectors are counted from where memory begins
+  std::vector<float> out(32);
+  traced::run({{"x", x, sizeof x}}, [&] {
+    launch(strided_load, dim3(1), dim3(32), 0, nullptr, x, out.data(), stride, first);
+  });
 }
 
-void run_reverse(bool with_barrier) {
+void run_reverse(bool with_barrier, uint64_t seed) {
+  twinfer::simt::options().seed = seed;
   std::vector<float> in = counting(64), out(64);
   launch(with_barrier ? reverse<true> : reverse<false>, dim3(1), dim3(64), 0, nullptr, in.data(), out.data());
   int wrong = 0;
@@ -98,26 +99,26 @@ void run_reverse(bool with_barrier) {
 
 void run_transpose(bool padded) {
   std::vector<float> in = counting(32 * 32), out(32 * 32);
-  launch(padded ? transpose<33> : transpose<32>, dim3(1), dim3(32), 0, nullptr, in.data(), out.data());
-  watch::print();
+  traced::run({}, [&] {
+    launch(padded ? transpose<33> : transpose<32>, dim3(1), dim3(32), 0, nullptr, in.data(), out.data());
+  });
 }
 
 }  // namespace
 
 int main(int count, char** words) {
   const std::string name = count > 1 ? words[1] : "";
-  const int number = count > 2 ? std::atoi(words[2]) : 0;
-  twinfer::simt::options().seed = count > 3 ? std::strtoull(words[3], nullptr, 10) : 0;
+  const int number = count > 2 ? std::atoi(words[2]) : 0, second = count > 3 ? std::atoi(words[3]) : 0;
   try {
     if (name == "saxpy") return run_saxpy(), 0;
     if (name == "who_am_i") return run_who_am_i(), 0;
-    if (name == "strided_load") return run_strided_load(number), 0;
-    if (name == "reverse") return run_reverse(number != 0), 0;
+    if (name == "strided_load" && number >= 1 && number <= 32) return run_strided_load(number, second), 0;
+    if (name == "reverse") return run_reverse(number != 0, static_cast<uint64_t>(second)), 0;
     if (name == "transpose") return run_transpose(number != 0), 0;
   } catch (const std::exception& error) {
     std::printf("error: %s\n", error.what());
     return 3;
   }
-  std::printf("usage: first_steps saxpy|who_am_i|strided_load STRIDE|reverse BARRIER SEED|transpose PADDED\n");
+  std::printf("usage: first_steps saxpy|who_am_i|strided_load STRIDE FIRST|reverse BARRIER SEED|transpose PADDED\n");
   return 64;
 }

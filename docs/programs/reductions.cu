@@ -6,22 +6,9 @@
 
 #include "kernels/device.cuh"
 
-// Barriers and shuffles are counted where they are called, those of reduce.cuh too: it is included behind this.
-inline int barriers = 0, shuffles = 0;
-inline void counted_barrier(twinfer::simt::Site site = {}) {
-  barriers += threadIdx.x == 0;
-  __syncthreads(site);
-}
-inline float counted_shuffle(unsigned mask, float x, int distance, twinfer::simt::Site site = {}) {
-  shuffles += threadIdx.x % 32 == 0;
-  return __shfl_xor_sync(mask, x, distance, 32, site);
-}
-#define __syncthreads() counted_barrier()
-#define __shfl_xor_sync(mask, x, distance) counted_shuffle(mask, x, distance)
-
 #include "kernels/numeric.cuh"
 #include "kernels/reduce.cuh"
-#include "watch.h"
+#include "traced.h"
 
 namespace {
 
@@ -50,7 +37,6 @@ __global__ void one_thread(const float* x, float* out) {
 
 __global__ void atomics(const float* x, float* out) {
   SHARED_ARRAY(float, total, [1]);
-  watch::region("shared", total, sizeof total);
   if (threadIdx.x == 0) total[0] = 0.0f;
   __syncthreads();
   atomicAdd(&total[0], own_sum(x));
@@ -63,7 +49,6 @@ __global__ void atomics(const float* x, float* out) {
 // Round by round the survivors stand farther apart, so every warp keeps running for one lane.
 __global__ void divergent_tree(const float* x, float* out) {
   SHARED_ARRAY(float, scratch, [kThreads]);
-  watch::region("shared", scratch, sizeof scratch);
   const unsigned t = threadIdx.x;
   scratch[t] = own_sum(x);
   __syncthreads();
@@ -79,7 +64,6 @@ __global__ void divergent_tree(const float* x, float* out) {
 // No warp runs for one lane any more, and its lanes' numbers lie 2, 4, 8, ... apart: in the same banks.
 __global__ void strided_tree(const float* x, float* out) {
   SHARED_ARRAY(float, scratch, [kThreads]);
-  watch::region("shared", scratch, sizeof scratch);
   const unsigned t = threadIdx.x;
   scratch[t] = own_sum(x);
   __syncthreads();
@@ -95,14 +79,12 @@ __global__ void strided_tree(const float* x, float* out) {
 
 __global__ void halving_tree(const float* x, float* out) {
   SHARED_ARRAY(float, scratch, [kThreads]);
-  watch::region("shared", scratch, sizeof scratch);
   const float sum = block_reduce_tree<Sum, kThreads>(own_sum(x), scratch);
   if (threadIdx.x == 0) *out = sum;
 }
 
 __global__ void shuffle(const float* x, float* out) {
   SHARED_ARRAY(float, scratch, [kThreads / kWarpSize]);
-  watch::region("shared", scratch, sizeof scratch);
   const float sum = block_reduce_shuffle<Sum, kThreads>(own_sum(x), scratch);
   if (threadIdx.x == 0) *out = sum;
 }
@@ -136,13 +118,12 @@ constexpr Way kWays[] = {{"one_thread", one_thread},         {"atomics", atomics
                          {"one_vector", one_vector}};
 
 void run(const Way& way) {
-  alignas(32) static float x[kCount];
+  alignas(128) static float x[kCount];
   std::vector<float> out(kThreads);
   for (int i = 0; i < kCount; ++i) x[i] = static_cast<float>(i);
-  watch::region("x", x, sizeof x);
-  launch(way.kernel, dim3(1), dim3(kThreads), 0, nullptr, x, out.data());
-  std::printf("sum %.0f\nbarriers %d\nshuffles %d\n", out[0], barriers, shuffles);
-  watch::print();
+  traced::run({{"x", x, sizeof x}},
+              [&] { launch(way.kernel, dim3(1), dim3(kThreads), 0, nullptr, x, out.data()); });
+  std::printf("sum %.0f\n", out[0]);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,20 +18,16 @@ from pathlib import Path
 from docs.support.source import ROOT
 
 PROGRAMS = ROOT / "docs" / "programs"
-_EMULATOR = ("csrc/simt/fiber.cpp", "csrc/simt/machine.cpp", "csrc/simt/warp.cpp")
+_EMULATOR = tuple(f"csrc/simt/{name}.cpp" for name in ("fiber", "machine", "trace", "warp"))
 _FLAGS = ("-std=c++17", "-g", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-pthread", "-Icsrc")
 # What a program wants besides itself and the emulator.
-_LAUNCHERS = {
-    "attention_rungs": ("csrc/cuda/attention.cu", "csrc/cuda/prefill.cu"),
-    "planted_bugs": ("csrc/cuda/attention.cu",),
-}
-# Flags for the kernels, for the emulator and for the linker. "watched" has every access recorded, see
-# docs/programs/watch.h; "tsan" has it looked at by ThreadSanitizer, which must not see the emulator: see
-# csrc/simt/sanitizers.h.
+_LAUNCHERS = {"planted_bugs": ("csrc/cuda/attention.cu",)}
+# Flags for the kernels, for the emulator and for the linker. "traced" records every access (csrc/simt/trace.h), "tsan"
+# has it looked at by ThreadSanitizer, which must not see the emulator: see csrc/simt/sanitizers.h.
 _HOW = {
-    "plain": (("-DWATCH_NOTHING",), (), ()),
-    "watched": (("-fsanitize=thread",), (), ()),
-    "tsan": (("-fsanitize=thread", "-DWATCH_NOTHING"), ("-DTWINFER_SIMT_TSAN",), ("-fsanitize=thread",)),
+    "plain": ((), (), ()),
+    "traced": (("-fsanitize=thread", "-fno-tree-sra"), (), ()),
+    "tsan": (("-fsanitize=thread",), ("-DTWINFER_SIMT_TSAN",), ("-fsanitize=thread",)),
 }
 
 
@@ -85,7 +80,7 @@ def cpp_comment(path: str, start: str) -> str:
 
 
 @cache
-def build(program: str, how: str = "watched") -> Path:
+def build(program: str, how: str = "traced") -> Path:
     """Compiles docs/programs/PROGRAM.cu, or tests/simt/PROGRAM.cu, with the emulator. What build/docs has for the same
     sources is used again.
 
@@ -96,8 +91,8 @@ def build(program: str, how: str = "watched") -> Path:
     program_source = str(_source_of(program).relative_to(ROOT))
     sources = [(source, kernels) for source in (program_source, *_LAUNCHERS.get(program, ()))]
     sources += [(source, emulator) for source in _EMULATOR]
-    if how == "watched":
-        sources.append(("docs/programs/watch.cpp", ()))
+    if how == "traced":
+        sources += [("csrc/simt/access_hooks.cpp", ()), ("docs/programs/traced.cpp", ())]
     folder = ROOT / "build" / "docs"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{program}-{how}-{_digest(program)}"
@@ -124,7 +119,7 @@ def _compile(
         output.unlink()
 
 
-def run(program: str, *words: str, how: str = "watched") -> subprocess.CompletedProcess[str]:
+def run(program: str, *words: str, how: str = "traced") -> subprocess.CompletedProcess[str]:
     """Builds a program and runs it; a report of ThreadSanitizer is in `stderr`, and ends it with status 66."""
     target = build(program, how)
     setarch = shutil.which("setarch") if how == "tsan" else None  # its shadow memory wants a fixed place
@@ -136,74 +131,77 @@ def run(program: str, *words: str, how: str = "watched") -> subprocess.Completed
 
 
 @dataclass(frozen=True)
-class WarpAccess:
-    """The same load or store by the lanes of one warp that take part in it."""
+class Counts:
+    """All loads, stores or atomics of one width from or to one array: sums over the grid, instructions of warps."""
 
-    region: str
-    block: int
-    warp: int
-    kind: str  # r, w or a: read, write, atomic
-    offsets: Mapping[int, int]  # lane -> bytes from the beginning of the region
-    num_bytes: int  # of each lane
-
-    @property
-    def sectors(self) -> int:
-        """32-byte pieces of memory that it touches: what global memory has to bring."""
-        return len({
-            byte // 32 for offset in self.offsets.values() for byte in range(offset, offset + self.num_bytes, 4)
-        })  # fmt: skip
+    did: str
+    space: str
+    array: str
+    width: int
+    instructions: int
+    lanes: int
+    sectors: int
+    wavefronts: int
 
     @property
     def passes(self) -> int:
-        """How often shared memory is asked: 32 banks of 4 bytes, each gives one word at a time to all who want it.
-
-        Atomics on one word take turns.
-        """
-        words = [byte // 4 for o in self.offsets.values() for byte in range(o, o + self.num_bytes, 4)]
-        asked = words if self.kind == "a" else set(words)
-        return max(Counter(word % 32 for word in asked).values())
+        """Times that shared memory is asked; lanes that change one word by an atomic take turns."""
+        return self.lanes if self.did == "atomic" else self.wavefronts
 
 
-def warp_accesses(text: str) -> list[WarpAccess]:
-    """What `watch::print` wrote, lane by lane, as accesses of warps: the n-th read of each lane in a region belongs to
-    the n-th reads of the others, and so for writes and atomics.
+@dataclass(frozen=True)
+class Access:
+    """One load, store or atomic of a warp."""
 
-    That holds for kernels whose lanes only ever drop out, such as reductions.
-    """
-    turns: Counter[tuple[str, int, int, str]] = Counter()
-    found: dict[tuple[str, int, int, str, int], WarpAccess] = {}
-    for line in text.splitlines():
-        if not line.startswith("access "):
-            continue
-        _, region, block_text, thread_text, kind, offset, num_bytes = line.split()
-        block, thread = int(block_text), int(thread_text)
-        turn = turns[region, block, thread, kind]
-        turns[region, block, thread, kind] += 1
-        access = found.setdefault(
-            (region, block, thread // 32, kind, turn),
-            WarpAccess(region, block, thread // 32, kind, {}, int(num_bytes)),
-        )
-        assert isinstance(access.offsets, dict)
-        access.offsets[thread % 32] = int(offset)
-    return list(found.values())
+    did: str
+    space: str
+    array: str
+    width: int
+    sectors: int
+    wavefronts: int
+    offsets: Mapping[int, int]  # lane -> bytes from the beginning of the array
 
 
-@cache
-def attention_rung(
-    step: str, rung: int, rows: int, heads: int, kv_heads: int, context: int
-) -> Sequence[WarpAccess]:
-    """What a rung reads of K and V, in global memory: D = 64, B = 16, float32.
+@dataclass(frozen=True)
+class Recorded:
+    """What a program of docs/programs printed of a trace."""
 
-    Args:
-        step: "decode", where `rows` are sequences with a query each, or "prefill", where they are tokens of one.
+    counts: Sequence[Counts]
+    accesses: Sequence[Access]
+    barriers: int
+    shuffles: int
+    text: str
+
+    def total(self, name: str, **wanted: str) -> int:
+        """A sum over the counts whose fields are as wanted."""
+        chosen = [c for c in self.counts if all(getattr(c, key) == value for key, value in wanted.items())]
+        return sum(getattr(c, name) for c in chosen)
+
+
+def recorded(program: str, *words: str) -> Recorded:
+    """Run a program under the trace.
 
     Raises:
-        RuntimeError: the kernel failed; the message is the emulator's.
+        RuntimeError: it failed; the message is what it wrote.
     """
-    done = run("attention_rungs", step, *map(str, (rung, rows, heads, kv_heads, context)))
+    done = run(program, *words)
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
-    return tuple(warp_accesses(done.stdout))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    counts = [Counts(*line[1:4], *map(int, line[4:])) for line in lines if line[0] == "count"]
+    accesses = [
+        Access(*line[1:4], *map(int, line[4:7]), dict(_pair(word) for word in line[7:]))
+        for line in lines
+        if line[0] == "event"
+    ]
+    barriers = sum(int(line[1]) for line in lines if line[0] == "barriers")
+    shuffles = sum(int(line[2]) for line in lines if line[0] == "operation" and line[1].startswith("__shfl"))
+    return Recorded(counts, accesses, barriers, shuffles, done.stdout)
+
+
+def _pair(word: str) -> tuple[int, int]:
+    lane, _, offset = word.partition(":")
+    return int(lane), int(offset)
 
 
 def _call(command: list[str]) -> None:
@@ -219,7 +217,7 @@ def _source_of(program: str) -> Path:
 
 def _digest(program: str) -> str:
     """Of all that the program is made of."""
-    files = [_source_of(program), *sorted(PROGRAMS.glob("watch.*"))]
+    files = [_source_of(program), *sorted(PROGRAMS.glob("traced.*"))]
     files += sorted((ROOT / "csrc" / "simt").iterdir())
     files += [*sorted((ROOT / "csrc" / "kernels").iterdir()), *sorted((ROOT / "csrc" / "cuda").iterdir())]
     content = b"".join(file.read_bytes() for file in files)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from docs.support.bits import compare
 from docs.support.cases import CASES, show
 from docs.support.charts import Cell, bar_chart, cell_grid, line_chart
-from docs.support.native import WarpAccess, cpp_comment, cpp_source, run, warp_accesses
+from docs.support.kernel_counts import decode
+from docs.support.native import Counts, Recorded, cpp_comment, cpp_source, recorded
 from docs.support.runs import run_static
 from docs.support.serving import generations
 from tests.mutants import MUTANTS
@@ -44,24 +46,38 @@ def test_charts_say_in_words_what_they_draw() -> None:
     assert "the &lt;seventh&gt;" in grid
 
 
-def test_sectors_and_passes_are_those_of_the_hardware() -> None:
-    side_by_side = WarpAccess("x", 0, 0, "r", {lane: 4 * lane for lane in range(32)}, 4)
-    far_apart = WarpAccess("x", 0, 0, "r", {lane: 128 * lane for lane in range(32)}, 4)
-    one_word = WarpAccess("x", 0, 0, "r", dict.fromkeys(range(32), 64), 4)
-    atomic = WarpAccess("x", 0, 0, "a", dict.fromkeys(range(32), 64), 4)
-    assert (side_by_side.sectors, side_by_side.passes) == (4, 1)
-    assert (far_apart.sectors, far_apart.passes) == (32, 32)
-    assert (one_word.sectors, one_word.passes) == (1, 1)  # a broadcast
-    assert atomic.passes == 32  # its lanes take turns
+def test_passes_over_the_banks_are_counted_and_the_lanes_of_an_atomic_take_turns() -> None:
+    read = Counts("read", "shared", "total", 4, 8, 256, 0, 8)  # a broadcast to each of eight warps
+    assert read.passes == 8
+    assert replace(read, did="atomic").passes == 256
+    both = Recorded([read, replace(read, did="atomic")], [], 0, 0, "")
+    assert both.total("passes", space="shared") == 264
+    assert both.total("passes", did="read") == 8
 
 
 def test_accesses_are_recorded_lane_by_lane_without_a_change_to_the_kernel() -> None:
-    accesses = warp_accesses(run("first_steps", "transpose", "0").stdout)
-    writes, reads = ([a for a in accesses if a.kind == kind] for kind in "wr")
+    result = recorded("first_steps", "transpose", "0")
+    assert all(len(access.offsets) == 32 for access in result.accesses)
+    writes, reads = ([a for a in result.accesses if a.did == did] for did in ("write", "read"))
     assert len(writes) == len(reads) == 32
-    assert all(len(access.offsets) == 32 for access in accesses)
-    assert {access.passes for access in writes} == {1}
-    assert {access.passes for access in reads} == {32}
+    assert {access.wavefronts for access in writes} == {1}
+    assert {access.wavefronts for access in reads} == {32}
+    assert (result.total("passes", did="write"), result.total("passes", did="read")) == (32, 1024)
+
+
+def test_the_operations_of_warps_are_counted_by_name() -> None:
+    result = recorded("reductions", "shuffle")
+    assert (result.barriers, result.shuffles) == (2, 5 * 8)
+    assert recorded("reductions", "halving_tree").shuffles == 0
+
+
+def test_a_rung_that_shares_its_loads_brings_each_key_and_value_once() -> None:
+    alone, shared = (decode(rung, 1, 4, 1, 40) for rung in ("v4_split_kv", "v5_grouped"))
+    assert (alone.times_the_least, shared.times_the_least) == (4, 1)
+    assert (alone.blocks, shared.blocks) == (4, 1)
+    first = shared.first_load("k_cache")
+    assert (len(first.lanes), first.width) == (32, 16)
+    assert {position for _, position in first.tokens} == {0, 1}
 
 
 def test_a_static_batch_lets_nobody_in_before_its_last_request_has_ended() -> None:
