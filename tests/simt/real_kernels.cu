@@ -133,12 +133,12 @@ Values run_paged_attention(int rung) {
   return all;
 }
 
-// A chunk behind cached tokens, a decoded token, a sequence without rows, a whole prompt.
+// A chunk behind cached tokens, a decoded token, a sequence without rows.
 template <class T>
 void attend_chunks(Values& all, int rung, int heads, int kv_heads, int head_dim, int window) {
-  constexpr int kBlockSize = 16, kSeqs = 4, kMaxBlocks = 3;
-  const std::vector<int32_t> lens{45, 33, 5, 18}, starts{0, 19, 20, 20, 38};
-  const int row = heads * head_dim, tokens = starts[kSeqs], longest = 19;
+  constexpr int kBlockSize = 16, kSeqs = 3, kMaxBlocks = 3;
+  const std::vector<int32_t> lens{37, 33, 5}, starts{0, 17, 18, 18};
+  const int row = heads * head_dim, tokens = starts[kSeqs], longest = 17;
   std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
   int32_t next = 0;
   for (int s = 0; s < kSeqs; ++s) {
