@@ -180,6 +180,31 @@ def reshape_and_cache(
 
 
 @_on_device
+def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks within the cache of a layer, all pairs at the same time.
+
+    Args:
+        k_cache, v_cache: [N, B, Hkv, D], written in place.
+        block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
+
+    Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
+    """
+    for cache in (k_cache, v_cache):
+        swap_blocks(cache, cache, block_mapping)
+
+
+@_on_device
+def swap_blocks(source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks from one cache to another: [Ns, B, Hkv, D] -> [Nt, B, Hkv, D].
+
+    Args:
+        source, target: of a layer's K or V, one of them in the host pool.
+        block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+    """
+    target.index_copy_(0, block_mapping[:, 1], source.index_select(0, block_mapping[:, 0]))
+
+
+@_on_device
 def paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -434,6 +459,7 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+@_on_device
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
     """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
 
@@ -452,6 +478,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torc
     _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
+@_on_device
 def process_logits(
     logits: torch.Tensor,
     rows: torch.Tensor,
@@ -508,6 +535,7 @@ def process_logits(
     )
 
 
+@_on_device
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

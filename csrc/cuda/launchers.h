@@ -56,4 +56,11 @@ void softmax(const SoftmaxArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
 void argmax(const ArgmaxArguments<T>& args, int rung, cudaStream_t stream);
 
+template <class T>
+void swap_blocks(const SwapBlocksArguments<T>& args, int rung, cudaStream_t stream);
+void philox(const PhiloxArguments& args, int rung, cudaStream_t stream);
+void process_logits(const ProcessLogitsArguments& args, int rung, cudaStream_t stream);
+template <class T>
+void sample(const SampleArguments<T>& args, int rung, cudaStream_t stream);
+
 }  // namespace twinfer::device
