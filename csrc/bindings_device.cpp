@@ -387,6 +387,12 @@ void argmax(py::handle out, py::handle x, const std::string& rung_name, const La
   });
 }
 
+// The cheapest launch there is, and a wait for it: throws where kernels cannot run here.
+void probe() {
+  device::probe(nullptr);
+  device::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+
 py::dict rungs() {
   py::dict all;
   for (const device::Ladder& ladder : device::ladders()) {
@@ -409,6 +415,7 @@ PYBIND11_MODULE(_simt, m) {
   m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
   twinfer::bind_launch(m);
   twinfer::bind_sampling(m);
+  m.def("probe", &twinfer::probe);
   m.def("rungs", &twinfer::rungs);
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("rung"),
         arg("launch"));

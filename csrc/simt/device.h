@@ -40,6 +40,10 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 
+namespace twinfer::device {
+inline void check(cudaError_t, const char*) {}
+}  // namespace twinfer::device
+
 template <class T>
 cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0) {
   std::memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
