@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
+from fast import kernels
 from reference.contracts.schedule import SchedulerOutput
 
 
@@ -27,9 +27,7 @@ class BlockTransfer:
         # [N, B, Hkv, D], K and V of every layer
         self.device_caches = [cache for layer in kv_caches for cache in layer]
         self.host_caches = [
-            # NumPy's zeros are pages that come into being when first written.
-            torch.from_numpy(np.zeros((num_host_blocks + 1, *cache.shape[1:]), np.float32))
-            for cache in self.device_caches
+            kernels.empty_host_cache(num_host_blocks + 1, *cache.shape[1:]) for cache in self.device_caches
         ]
 
     def execute(self, schedule: SchedulerOutput) -> None:
