@@ -53,7 +53,7 @@ test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests name
 kernels-report: setup $(STAMPS)/nvcc ## registers, memory, occupancy and instructions of every CUDA kernel, sm_80 and sm_90
 	@$(BIN)/python -m tools.kernels_report build
 
-test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
+test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (a minute)
 	@$(BIN)/python tools/run_tests.py races
 
 lint: setup $(STAMPS)/app $(STAMPS)/dev ## ruff and mypy only
