@@ -1,6 +1,7 @@
 """The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extensions.
 
-The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`.
+The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`. Inside `using(on_device(...))` the functions
+here are those of `DeviceKernels` instead: a model calls `kernels.rms_norm` and need not know where it runs.
 
 Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
 F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor described as "rows" may have any
@@ -14,12 +15,18 @@ the same bits for a row alone, in any batch and with any number of threads; only
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
 from fast.cores import available_cores
+from fast.device_kernels import DeviceKernels
 from fast.ladder import Ladder
 
 try:
@@ -61,6 +68,95 @@ def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm
     return Ladder(_simt, seed, threads, architecture)
 
 
+def on_device(device: str, dtype: torch.dtype = torch.float32) -> DeviceKernels | None:
+    """What `using` takes to run a model on "cpu" (None), or on "simt": CUDA kernels under the emulator.
+
+    Args:
+        device: "cpu" or "simt".
+        dtype: of weights, activations and the KV cache. The CPU's kernels compute in float32 alone.
+
+    Raises:
+        ValueError: another device, or a dtype that it does not compute in.
+    """
+    if device == "cpu":
+        if dtype != torch.float32:
+            raise ValueError(f"The CPU computes in float32 alone: leave dtype at float32, got {dtype}.")
+        return None
+    return DeviceKernels(
+        ladder(device, threads=torch.get_num_threads()), torch.device("cpu"), dtype, _unpacked
+    )
+
+
+# Like `torch.inference_mode`, it belongs to the thread that runs the model: two engines on two devices may run at once.
+_DEVICE: ContextVar[DeviceKernels | None] = ContextVar("twinfer_device", default=None)
+
+
+@contextmanager
+def using(device: DeviceKernels | None) -> Iterator[None]:
+    """Inside, the functions of this module run on `device`; None is the CPU."""
+    token = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _on_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function as it stands on the CPU, and the method of the same name elsewhere."""
+
+    @functools.wraps(function)
+    def chosen(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        device = _DEVICE.get()
+        if device is None:
+            return function(*args, **kwargs)
+        elsewhere: Callable[_P, _R] = getattr(device, function.__name__)
+        return elsewhere(*args, **kwargs)
+
+    return chosen
+
+
+@_on_device
+def parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """A vector of weights (a norm, a bias) or a small table, in the memory and the dtype that the kernels read.
+
+    Args:
+        tensor: float32, on the CPU.
+
+    Returns:
+        The tensor itself on the CPU.
+    """
+    return tensor
+
+
+@_on_device
+def empty(*shape: int) -> torch.Tensor:
+    """Memory for activations, in the dtype in which the kernels compute."""
+    return torch.empty(shape)
+
+
+@_on_device
+def empty_cache(*shape: int) -> torch.Tensor:
+    """Zeros for the K or V of one layer. On the CPU they are pages that come into being when first written."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
+
+
+@_on_device
+def empty_host_cache(*shape: int) -> torch.Tensor:
+    """The same in the CPU's memory, for blocks that are swapped out."""
+    return empty_cache(*shape)
+
+
+@_on_device
+def place(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory that the kernels read, its dtype kept. On the CPU it is the tensor itself."""
+    return tensor
+
+
+@_on_device
 def reshape_and_cache(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -83,6 +179,32 @@ def reshape_and_cache(
     _cpu.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, torch.get_num_threads())
 
 
+@_on_device
+def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks within the cache of a layer, all pairs at the same time.
+
+    Args:
+        k_cache, v_cache: [N, B, Hkv, D], written in place.
+        block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
+
+    Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
+    """
+    for cache in (k_cache, v_cache):
+        swap_blocks(cache, cache, block_mapping)
+
+
+@_on_device
+def swap_blocks(source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks from one cache to another: [Ns, B, Hkv, D] -> [Nt, B, Hkv, D].
+
+    Args:
+        source, target: of a layer's K or V, one of them in the host pool.
+        block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+    """
+    target.index_copy_(0, block_mapping[:, 1], source.index_select(0, block_mapping[:, 0]))
+
+
+@_on_device
 def paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -135,6 +257,7 @@ def paged_attention(
 PackedMatrix = _cpu.PackedMatrix
 
 
+@_on_device
 def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedMatrix:
     """Repacks the rows of a weight matrix, several parts stacked along F, for `linear` and `embedding`.
 
@@ -145,10 +268,22 @@ def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedM
 
     Raises:
         ValueError: a bad tensor, an unknown type, or a C that the blocks of a type do not divide.
+
+    On a device it is a `DeviceMatrix` with the same attributes, whose numbers are unpacked.
     """
     return PackedMatrix(list(parts), in_features, torch.get_num_threads())
 
 
+def _unpacked(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> torch.Tensor:
+    """The float32 numbers [F, C] of a packed matrix."""
+    packed = PackedMatrix(list(parts), in_features, torch.get_num_threads())
+    numbers = torch.empty(packed.out_features, in_features)  # [F, C]
+    ids = torch.arange(packed.out_features, dtype=torch.int32)
+    _cpu.embedding(numbers, ids, packed, torch.get_num_threads())
+    return numbers
+
+
+@_on_device
 def linear(
     out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
 ) -> None:
@@ -166,6 +301,7 @@ def linear(
     _cpu.linear(out, x, weight, bias, torch.get_num_threads())
 
 
+@_on_device
 def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> None:
     """out = rows `ids` of a packed matrix, in float32.
 
@@ -180,6 +316,7 @@ def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> Non
     _cpu.embedding(out, ids, weight, torch.get_num_threads())
 
 
+@_on_device
 def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """out = x / sqrt(mean(x ** 2) + eps) * weight for each row.
 
@@ -197,6 +334,7 @@ def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: floa
     _cpu.rms_norm(out, x, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """rms_norm of every head of every row, in place, by one weight for all heads.
 
@@ -213,6 +351,7 @@ def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     _cpu.head_rms_norm(x, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """residual += x, then x = rms_norm(residual), in one pass over each row.
 
@@ -230,6 +369,7 @@ def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     _cpu.fused_add_rms_norm(x, residual, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def layer_norm(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> None:
@@ -249,6 +389,7 @@ def layer_norm(
     _cpu.layer_norm(out, x, weight, bias, eps, torch.get_num_threads())
 
 
+@_on_device
 def fused_add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> None:
@@ -266,6 +407,7 @@ def fused_add_layer_norm(
     _cpu.fused_add_layer_norm(x, residual, weight, bias, eps, torch.get_num_threads())
 
 
+@_on_device
 def rotary_embedding(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
@@ -285,6 +427,7 @@ def rotary_embedding(
     _cpu.rotary_embedding(positions, query, key, cos_sin_cache, torch.get_num_threads())
 
 
+@_on_device
 def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     """out = silu(gate) * up, where a row of `gate_up` is the gate's F numbers, then the F of up.
 
@@ -300,6 +443,7 @@ def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     _cpu.silu_and_mul(out, gate_up, torch.get_num_threads())
 
 
+@_on_device
 def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
 
@@ -315,6 +459,7 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+@_on_device
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
     """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
 
@@ -333,6 +478,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torc
     _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
+@_on_device
 def process_logits(
     logits: torch.Tensor,
     rows: torch.Tensor,
@@ -389,6 +535,7 @@ def process_logits(
     )
 
 
+@_on_device
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

@@ -43,8 +43,7 @@ class Ladder:
         """Raises ValueError for an unknown architecture, no thread at all, or a seed outside [0, 2 ** 64)."""
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed: expected an unsigned 64-bit number, got {self.seed}.")
-        simulation = self.module.Simulation(self.seed, self.threads, self.architecture)
-        object.__setattr__(self, "_how", simulation)
+        object.__setattr__(self, "_how", self.module.Launch(self.seed, self.threads, self.architecture))
 
     @property
     def rungs(self) -> Mapping[str, tuple[str, ...]]:
@@ -110,7 +109,7 @@ class Ladder:
         Args:
             key, value: [T, Hkv, D], rows.
             k_cache, v_cache: [N, B, Hkv, D], written in place.
-            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block.
+            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block. -1 writes nothing.
         """
         self.module.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, rung, self._how)
 
@@ -124,6 +123,20 @@ class Ladder:
             block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
         """
         self.module.copy_blocks(k_cache, v_cache, block_mapping, rung, self._how)
+
+    def swap_blocks(
+        self, source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor, rung: str = ""
+    ) -> None:
+        """Copies whole blocks from one cache to another, all pairs at the same time.
+
+        On a GPU one of the two may lie in pinned memory of the host.
+
+        Args:
+            source: [Ns, B, Hkv, D].
+            target: [Nt, B, Hkv, D], written in place; other memory than the source's.
+            block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+        """
+        self.module.swap_blocks(source, target, block_mapping, rung, self._how)
 
     def paged_attention(
         self,
@@ -153,6 +166,49 @@ class Ladder:
         """
         self.module.paged_attention(
             out, query, k_cache, v_cache, block_tables, seq_lens, scale, window, rung, self._how
+        )
+
+    def prefill_attention(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        rung: str = "",
+    ) -> None:
+        """Causal attention of a ragged batch over the paged cache: chunks of prompts and decoded tokens, mixed.
+
+        The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s; each attends to
+        itself and to all tokens before it. Query head h reads KV head h // (H // Hkv).
+
+        Args:
+            out: [T, H, D], rows, written.
+            query: [T, H, D], rows, D at most 256.
+            k_cache, v_cache: [N, B, Hkv, D].
+            block_tables: int32 [S, max_blocks], rows; entries past the last token or wholly left of the first query
+                row's window are not read.
+            query_start_loc: int32 [S + 1], ascending from 0 to T.
+            seq_lens: int32 [S], tokens in the cache, the query rows included.
+            scale: factor on query . key, usually D ** -0.5.
+            window: how many of the newest tokens a query sees, itself included; 0 is all.
+        """
+        self.module.prefill_attention(
+            out,
+            query,
+            k_cache,
+            v_cache,
+            block_tables,
+            query_start_loc,
+            seq_lens,
+            scale,
+            window,
+            rung,
+            self._how,
         )
 
     def silu_and_mul(self, out: torch.Tensor, gate_up: torch.Tensor, rung: str = "") -> None:
@@ -208,3 +264,87 @@ class Ladder:
             x: [R, V], rows, V at least 1.
         """
         self.module.argmax(out, x, rung, self._how)
+
+    def philox(
+        self, out: torch.Tensor, seeds: torch.Tensor, output_positions: torch.Tensor, rung: str = ""
+    ) -> None:
+        """The random words of token ids 0 .. V-1: bit for bit those behind `reference.contracts.noise.gumbel_noise`.
+
+        Args:
+            out: int32 [R, V], rows, written: bit patterns of unsigned words.
+            seeds: int64 [R], bit patterns of unsigned 64-bit seeds.
+            output_positions: int64 [R], below 2 ** 32.
+        """
+        self.module.philox(out, seeds, output_positions, rung, self._how)
+
+    def process_logits(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        allowed_starts: torch.Tensor,
+        allowed_ids: torch.Tensor,
+        masked_starts: torch.Tensor,
+        masked_ids: torch.Tensor,
+        biased_starts: torch.Tensor,
+        biased_ids: torch.Tensor,
+        biases: torch.Tensor,
+        seen_starts: torch.Tensor,
+        seen_ids: torch.Tensor,
+        counts: torch.Tensor,
+        repetition_penalty: torch.Tensor,
+        presence_penalty: torch.Tensor,
+        frequency_penalty: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Masks, biases and penalties, float32 alone: arguments as in `kernels.process_logits`, ids of a list distinct.
+
+        Rungs are those of "penalties".
+        """
+        self.module.process_logits(
+            logits,
+            rows,
+            allowed_starts,
+            allowed_ids,
+            masked_starts,
+            masked_ids,
+            biased_starts,
+            biased_ids,
+            biases,
+            seen_starts,
+            seen_ids,
+            counts,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            rung,
+            self._how,
+        )
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seeds: torch.Tensor,
+        output_positions: torch.Tensor,
+        out: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Draws one token a row, computed in float64: arguments as in `kernels.sample`.
+
+        Rungs are those of "topk_topp_sample".
+        """
+        self.module.sample(
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seeds,
+            output_positions,
+            out,
+            rung,
+            self._how,
+        )

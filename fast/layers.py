@@ -49,7 +49,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, F]."""
-        y = torch.empty(len(x), self.weight.out_features)  # [T, F]
+        y = x.new_empty(len(x), self.weight.out_features)  # [T, F]
         kernels.linear(y, x, self.weight, self.bias)
         return y
 
@@ -121,7 +121,7 @@ class RotaryEmbedding:
         angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies  # [max_position, D/2]
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)  # [max_position, D]
         table *= np.float32(scaling.attention_factor if scaling else 1)
-        self.cos_sin_cache = torch.from_numpy(table)
+        self.cos_sin_cache = kernels.place(torch.from_numpy(table))
 
     def __call__(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor

@@ -55,8 +55,6 @@ dim3 activation_grid(int num_tokens, int ffn_size) {
   return grid;
 }
 
-constexpr int kMostGridRows = 65535;                  // the second dimension of a grid holds no more
-
 template <class T>
 void silu_mul(const SiluMulArguments<T>& args, int rung, cudaStream_t stream) {
   if (args.num_tokens == 0 || args.ffn_size == 0) return;

@@ -25,6 +25,7 @@
 
 #include "kernels/arguments.h"
 #include "kernels/numeric.cuh"
+#include "kernels/paged_cache.cuh"
 #include "kernels/reduce.cuh"
 
 namespace twinfer::device {
@@ -34,27 +35,11 @@ constexpr int kAttentionBlocks = 6;                   // on one multiprocessor a
 constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kSplitTokens = 256;
 constexpr int kGroupedHeads = 4;
-constexpr int kLargestHeadDim = 256;
-
-// The positions that one query sees.
-struct Span {
-  int begin, end;
-  __device__ __forceinline__ int size() const { return end - begin; }
-};
 
 template <class T>
 __device__ __forceinline__ Span visible_span(const PagedAttentionArguments<T>& a, int seq) {
   const int end = a.seq_lens[seq];
   return {a.window > 0 ? max(0, end - a.window) : 0, end};
-}
-
-// Where the head's K (or V) of a position begins.
-template <class T>
-__device__ __forceinline__ int64_t cache_offset(const PagedAttentionArguments<T>& a, int seq, int kv_head,
-                                                int position) {
-  const int64_t block = a.block_tables[seq * a.table_stride + position / a.block_size];
-  const int64_t slot = block * a.block_size + position % a.block_size;
-  return (slot * a.num_kv_heads + kv_head) * a.head_dim;
 }
 
 // ---- v1: one thread does everything for one head ----------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch.nn.functional
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import LayerNorm, Linear, gelu
-from fast.models.weights import as_tensor, embedding, packed_matrix
+from fast.models.weights import as_tensor, embedding, packed_matrix, parameter
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
@@ -23,12 +23,12 @@ KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B,
 
 
 def _linear(checkpoint: Checkpoint, name: str) -> Linear:
-    weight, bias = (as_tensor(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
-    return Linear(weight.t(), bias)
+    weight = as_tensor(checkpoint.tensor(f"{name}.weight"))
+    return Linear(weight.t(), parameter(checkpoint.tensor(f"{name}.bias")))
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> LayerNorm:
-    weight, bias = (as_tensor(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
+    weight, bias = (parameter(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
     return LayerNorm(weight, bias, config.rms_norm_eps)
 
 
@@ -97,7 +97,7 @@ class GPT2LMHeadModel:
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         self.wte = packed_matrix(checkpoint, "transformer.wte.weight")  # [V, C]
-        self.wpe = as_tensor(checkpoint.tensor("transformer.wpe.weight"))  # [P, C]
+        self.wpe = parameter(checkpoint.tensor("transformer.wpe.weight"))  # [P, C]
         self.layers = [
             GPT2Block(config, checkpoint, f"transformer.h.{i}") for i in range(config.num_hidden_layers)
         ]

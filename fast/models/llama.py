@@ -17,7 +17,7 @@ import torch
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
-from fast.models.weights import as_tensor, embedding, packed_matrix
+from fast.models.weights import embedding, packed_matrix, parameter
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
@@ -27,12 +27,12 @@ KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B,
 def _linear(checkpoint: Checkpoint, prefix: str, *names: str, bias: bool) -> Linear:
     """Projections of one input as one: weights [out, in] and biases [out] are stacked along `out`."""
     weight = packed_matrix(checkpoint, *(f"{prefix}.{name}.weight" for name in names))
-    biases = [as_tensor(checkpoint.tensor(f"{prefix}.{name}.bias")) for name in names] if bias else []
+    biases = [parameter(checkpoint.tensor(f"{prefix}.{name}.bias")) for name in names] if bias else []
     return Linear(weight, torch.cat(biases) if bias else None)
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> RMSNorm:
-    return RMSNorm(as_tensor(checkpoint.tensor(f"{name}.weight")), config.rms_norm_eps)
+    return RMSNorm(parameter(checkpoint.tensor(f"{name}.weight")), config.rms_norm_eps)
 
 
 class LlamaAttention:

@@ -332,7 +332,8 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
         metavar="JSON",
     )
     add("seed", "gives seeds to requests that have none", "0", **number)
-    add("device", "auto or cpu", metavar="NAME")
+    add("device", "auto, cpu, cuda, or simt: the CUDA kernels emulated", metavar="NAME")
+    add("dtype", "float32, or bfloat16 on cuda and simt", metavar="NAME")
     group.add_argument("--threads", type=int, metavar="N", help="threads of the kernels (default: all cores)")
 
 

@@ -130,7 +130,7 @@ def compare_tiers(tiers: tuple[Tier, Tier], model: str, workload: Workload, **op
     """Run a workload on two tiers in lockstep.
 
     Args:
-        tiers: usually reference and fast.
+        tiers: usually reference, which runs on the CPU, and fast, which runs on the device of the options.
         model: as in `EngineArgs`.
         workload: its `config` gives engine options, which `options` override.
 
@@ -138,7 +138,7 @@ def compare_tiers(tiers: tuple[Tier, Tier], model: str, workload: Workload, **op
         ValueError: the workload or an option is not acceptable.
     """
     args = EngineArgs(**{**workload.config, "model": model, **options, "trace": True, "keep_logits": True})
-    sides = (_Side(tiers[0], args, workload), _Side(tiers[1], args, workload))
+    sides = (_Side(tiers[0], replace(args, device="cpu"), workload), _Side(tiers[1], args, workload))
     comparison = _Comparison(workload, sides)
     report = comparison.report
     while report.is_equal and not all(side.run.is_done for side in sides):

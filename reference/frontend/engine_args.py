@@ -20,6 +20,7 @@ from reference.frontend.speculative import SpeculativeArgs
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_KV_CACHE_MEMORY = 512 * 1024**2  # bytes
+BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2}  # by dtype
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class EngineArgs:
             `{"method": "ngram", "num_speculative_tokens": 4}` or
             `{"method": "draft_model", "model": "...", "num_speculative_tokens": 4}`; its other keys are those of
             `SpeculativeArgs`.
-        device: "auto" or "cpu".
+        device: "cpu", "cuda" (an NVIDIA GPU), "simt" (the CUDA kernels on the CPU, slowly), or "auto": "cuda" where one
+            can be used, else "cpu". The reference tier has "cpu" alone.
+        dtype: "float32", or "bfloat16" on "cuda" and "simt": half the memory, and other tokens now and then.
         trace: record a StepTrace for every step.
         keep_logits: keep the logits each token was drawn from (for comparing tiers).
 
@@ -73,14 +76,17 @@ class EngineArgs:
     seed: int = 0
     speculative: Mapping[str, Any] | None = field(default=None, hash=False)
     device: str = "auto"
+    dtype: str = "float32"
     trace: bool = False
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model must be a name or a path, got {self.model!r}.")
-        if self.device not in ("auto", "cpu"):
-            raise ValueError(f"device must be 'auto' or 'cpu', got {self.device!r}.")
+        if self.device not in ("auto", "cpu", "cuda", "simt"):
+            raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'simt', got {self.device!r}.")
+        if self.dtype not in BYTES_PER_NUMBER:
+            raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -155,6 +161,7 @@ class EngineArgs:
             seed=self.seed,
             speculative=self._speculative_config(draft_model, max_model_len),
             device=default_device if self.device == "auto" else self.device,
+            dtype=self.dtype,
             trace=self.trace,
             keep_logits=self.keep_logits,
         )
@@ -183,7 +190,7 @@ class EngineArgs:
         """Blocks of the model's pool, by number, by memory, or by what can be of use."""
         if num_blocks is not None:
             return num_blocks
-        block_bytes = model.kv_bytes_per_token() * self.block_size
+        block_bytes = self._block_bytes(model)
         memory = DEFAULT_KV_CACHE_MEMORY if kv_cache_memory is None else kv_cache_memory
         if memory < 2 * block_bytes:  # the null block and one to use
             raise ValueError(
@@ -200,7 +207,10 @@ class EngineArgs:
             return 0
         if self.swap_space is None:
             return num_blocks - 1
-        return self.swap_space // (model.kv_bytes_per_token() * self.block_size)
+        return self.swap_space // self._block_bytes(model)
+
+    def _block_bytes(self, model: ModelConfig) -> int:
+        return model.kv_bytes_per_token(BYTES_PER_NUMBER[self.dtype]) * self.block_size
 
 
 _LEAST = {
@@ -224,7 +234,8 @@ def describe(config: EngineConfig) -> str:
     cache, limit = config.cache, config.scheduler.max_model_len
     num_tokens = cache.num_usable_blocks * cache.block_size
     full_length = cache.num_usable_blocks / cdiv(limit, cache.block_size)
-    megabytes = cache.num_blocks * cache.block_size * config.model.kv_bytes_per_token() / 1024**2
+    bytes_per_token = config.model.kv_bytes_per_token(BYTES_PER_NUMBER[config.dtype])
+    megabytes = cache.num_blocks * cache.block_size * bytes_per_token / 1024**2
     return (
         f"KV cache: {cache.num_usable_blocks} blocks of {cache.block_size} tokens = {num_tokens} tokens "
         f"({megabytes:.0f} MiB), room for {full_length:.2f} requests of {limit} tokens."

@@ -17,7 +17,7 @@ SOURCES = ROOT / "tests" / "simt"
 LAUNCHERS = {
     "primitives": [],
     "planted_bugs": ["attention.cu"],
-    "real_kernels": ["attention.cu", "cache.cu", "layers.cu", "sampling.cu", "ladders.cpp"],
+    "real_kernels": ["attention.cu", "cache.cu", "layers.cu", "prefill.cu", "sampling.cu", "ladders.cpp"],
 }
 EMULATOR = [f"csrc/simt/{name}.cpp" for name in ("fiber", "machine", "warp")]
 FLAGS = [
