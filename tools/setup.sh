@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev; and browser.
+# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev | nvcc; and browser.
 # Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
 # TORCH_INDEX_URL names a package index with torch builds for the CPU, TWINFER_CUDA=AUTO|ON|OFF whether kernels for GPUs
 # are built (unset: where a GPU is visible).
@@ -161,6 +161,28 @@ app() {
   stamp app
 }
 
+# The static checks of the CUDA kernels want one release of nvcc, whatever else the machine has. Not into site-packages:
+# nothing that runs needs it, and a CUDA build of torch brings packages of the same names.
+install_nvcc() {
+  rm -rf .venv/cuda .venv/cuda.new
+  mkdir -p .venv/cuda.new
+  # shellcheck disable=SC2046  # a list of words
+  pip install -c constraints.txt --target .venv/cuda.new $("$VENV_PYTHON" tools/requirements.py nvcc) &&
+    mv .venv/cuda.new .venv/cuda
+}
+
+nvcc() {
+  local found
+  if [ "$(uname -s)" != Linux ]; then
+    echo "nvcc: there is none for this system, its tests are skipped"
+  elif found=$("$VENV_PYTHON" tools/cuda_toolkit.py 2>/dev/null); then
+    echo "nvcc: $found is used"
+  else
+    run "nvcc from packages, for the static checks of the CUDA kernels (280 MB; a minute)" nvcc install_nvcc
+  fi
+  stamp nvcc
+}
+
 # The tests of the app drive a real browser. Without one they fail, and say the same as this.
 browser() {
   local name
@@ -178,6 +200,6 @@ browser() {
 }
 
 case "${1:-}" in
-check | venv | dependencies | extension | app | dev | browser) "$1" ;;
-*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | browser" ;;
+check | venv | dependencies | extension | app | dev | nvcc | browser) "$1" ;;
+*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | nvcc | browser" ;;
 esac

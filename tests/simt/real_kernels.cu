@@ -34,8 +34,8 @@ void append(std::vector<float>& all, const std::vector<T>& x) {
 
 using Values = std::vector<float>;
 
-// Shapes are small because ThreadSanitizer takes a millisecond a CUDA thread, and large enough for several blocks, more
-// than one round of a block's threads, and a ragged end. Vectorised rungs want whole vectors in a row.
+// Shapes are small because ThreadSanitizer takes a millisecond for each new CUDA thread, and large enough for several
+// blocks, more than one round of a block's threads, and a ragged end. Vectorised rungs want whole vectors in a row.
 constexpr int kRows = 2;
 
 std::vector<int> row_sizes(int rung, int vectorised, int longest) {
