@@ -404,17 +404,12 @@ py::dict rungs() {
 }
 
 }  // namespace
-}  // namespace twinfer
 
-#if defined(TWINFER_CUDA)
-PYBIND11_MODULE(_cuda, m) {
-#else
-PYBIND11_MODULE(_simt, m) {
-#endif
+// In fast._simt or fast._cuda and, for traced kernels, in fast._simt_trace.
+void bind_kernels(py::module_& m) {
   using arg = pybind11::arg;
-  m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
-  twinfer::bind_launch(m);
-  twinfer::bind_sampling(m);
+  bind_launch(m);
+  bind_sampling(m);
   m.def("probe", &twinfer::probe);
   m.def("rungs", &twinfer::rungs);
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("rung"),
@@ -440,4 +435,15 @@ PYBIND11_MODULE(_simt, m) {
         arg("cos_sin_cache"), arg("rung"), arg("launch"));
   m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
   m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
+}
+
+}  // namespace twinfer
+
+#if defined(TWINFER_CUDA)
+PYBIND11_MODULE(_cuda, m) {
+#else
+PYBIND11_MODULE(_simt, m) {
+#endif
+  m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
+  twinfer::bind_kernels(m);
 }

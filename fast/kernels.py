@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast.cores import available_cores
 from fast.device_kernels import DeviceKernels
+from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
 try:
@@ -263,6 +264,29 @@ def empty_host_cache(*shape: int) -> torch.Tensor:
 def place(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in the memory that the kernels read, its dtype kept. On the CPU it is the tensor itself."""
     return tensor
+
+
+def trace_kernel(
+    ladder: Ladder, operation: str, *arguments: Any, block: tuple[int, int, int] = (0, 0, 0), **named: Any
+) -> KernelTrace:
+    """Runs one operation of a ladder under the emulator and records what its kernels did to memory.
+
+    `trace_kernel(ladder, "paged_attention", out, query, ..., rung="v2_shared_reduce")` does what
+    `ladder.paged_attention(out, query, ..., rung="v2_shared_reduce")` does, some ten times slower.
+
+    Args:
+        ladder: its seed and architecture hold; the blocks run on one OS thread.
+        operation: a method of `Ladder`.
+        arguments, named: for the method.
+        block: the block of threads whose events are kept, in each launch that has it. Counts are of all blocks.
+
+    Raises:
+        ValueError: no such operation, or as the operation does.
+        RuntimeError: as the operation does.
+    """
+    from fast import _simt_trace
+
+    return record(_simt_trace, ladder, operation, arguments, named, block)
 
 
 @_on_device
