@@ -387,6 +387,12 @@ void argmax(py::handle out, py::handle x, const std::string& rung_name, const La
   });
 }
 
+// The cheapest launch there is, and a wait for it: throws where kernels cannot run here.
+void probe() {
+  device::probe(nullptr);
+  device::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+
 py::dict rungs() {
   py::dict all;
   for (const device::Ladder& ladder : device::ladders()) {
@@ -398,17 +404,13 @@ py::dict rungs() {
 }
 
 }  // namespace
-}  // namespace twinfer
 
-#if defined(TWINFER_CUDA)
-PYBIND11_MODULE(_cuda, m) {
-#else
-PYBIND11_MODULE(_simt, m) {
-#endif
+// In fast._simt or fast._cuda and, for traced kernels, in fast._simt_trace.
+void bind_kernels(py::module_& m) {
   using arg = pybind11::arg;
-  m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
-  twinfer::bind_launch(m);
-  twinfer::bind_sampling(m);
+  bind_launch(m);
+  bind_sampling(m);
+  m.def("probe", &twinfer::probe);
   m.def("rungs", &twinfer::rungs);
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("rung"),
         arg("launch"));
@@ -433,4 +435,15 @@ PYBIND11_MODULE(_simt, m) {
         arg("cos_sin_cache"), arg("rung"), arg("launch"));
   m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
   m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
+}
+
+}  // namespace twinfer
+
+#if defined(TWINFER_CUDA)
+PYBIND11_MODULE(_cuda, m) {
+#else
+PYBIND11_MODULE(_simt, m) {
+#endif
+  m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
+  twinfer::bind_kernels(m);
 }

@@ -101,7 +101,7 @@ inline void check_reachable(const TensorView& view) {
 }
 
 inline void bind_launch(py::module_& m) {
-  py::class_<Launch>(m, "Launch")
+  py::class_<Launch>(m, "Launch", py::module_local())
       .def(py::init([](int64_t stream) { return Launch{stream}; }), py::arg("stream") = Launch::kCurrentStream);
 }
 
@@ -142,8 +142,9 @@ void run(const Arguments&, const Launch& launch, F f) {
 
 inline void check_reachable(const TensorView&) {}
 
+// Local to its module: fast._simt and fast._simt_trace both have it.
 inline void bind_launch(py::module_& m) {
-  py::class_<Launch>(m, "Launch")
+  py::class_<Launch>(m, "Launch", py::module_local())
       .def(py::init([](uint64_t seed, int threads, std::string architecture) {
              check_threads(threads);
              simt::architecture(architecture);

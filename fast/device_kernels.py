@@ -85,6 +85,9 @@ class DeviceKernels:
     def embedding(self, out: torch.Tensor, ids: torch.Tensor, weight: DeviceMatrix) -> None:
         torch.index_select(weight.numbers, 0, ids, out=out)
 
+    def position_embedding(self, out: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
+        torch.index_select(table, 0, positions, out=out)
+
     def reshape_and_cache(
         self,
         key: torch.Tensor,

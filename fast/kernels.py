@@ -16,17 +16,22 @@ the same bits for a row alone, in any batch and with any number of threads; only
 from __future__ import annotations
 
 import functools
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast.cores import available_cores
 from fast.device_kernels import DeviceKernels
+from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
 try:
@@ -101,6 +106,41 @@ def using(device: DeviceKernels | None) -> Iterator[None]:
         _DEVICE.reset(token)
 
 
+class _PlanMemory:
+    """Memory of a plan's tensors. It is free again when the last tensor on it is gone, as it would be without a plan.
+
+    So the plan of a model works in the few buffers that one layer needs, which stay in the cache, for all its layers.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # of each number of floats
+        self._blocks: list[np.ndarray] = []  # all: a plan knows addresses alone
+        self._kept: list[object] = []  # weights, caches and inputs, for the same reason
+
+    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        free = self._free[math.prod(shape)]
+        if not free:
+            # Pages that come into being when first written: small steps do not pay for the largest one.
+            self._blocks.append(np.empty(math.prod(shape), np.float32))
+            free.append(self._blocks[-1])
+        block = free.pop()
+        held = block.reshape(shape)  # by every tensor that shares this memory
+        weakref.finalize(held, free.append, block).atexit = False
+        return torch.from_numpy(held)
+
+    def keep(self, args: Iterable[object]) -> None:
+        """Holds a call's arguments, but for those in this memory, which have to become free."""
+        self._kept.extend(each for each in args if not (isinstance(each, torch.Tensor) and self._owns(each)))
+
+    def _owns(self, tensor: torch.Tensor) -> bool:
+        return any(
+            block.ctypes.data <= tensor.data_ptr() < block.ctypes.data + block.nbytes
+            for block in self._blocks
+        )
+
+
+_PLAN_MEMORY: ContextVar[_PlanMemory | None] = ContextVar("twinfer_plan_memory", default=None)
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -112,6 +152,9 @@ def _on_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def chosen(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         device = _DEVICE.get()
         if device is None:
+            memory = _PLAN_MEMORY.get()
+            if memory is not None:
+                memory.keep((*args, *kwargs.values()))
             return function(*args, **kwargs)
         elsewhere: Callable[_P, _R] = getattr(device, function.__name__)
         return elsewhere(*args, **kwargs)
@@ -132,10 +175,77 @@ def parameter(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Torch computes when it is called and not when a plan is replayed; it may only say how memory is to be seen."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view:
+            raise RuntimeError(f"A plan records kernels, and {func} is none: a replay would leave it out.")
+        return func(*args, **(kwargs or {}))
+
+
+class Plan:
+    """Kernel calls on the CPU, recorded once and replayed in one call: what a CUDA graph is to a GPU.
+
+    Inside `recording` the functions of this module check their arguments and compute nothing. Every tensor with a row a
+    token has `max_num_tokens` rows there, and activations come from `empty`. A replay makes the same calls for any
+    number of tokens up to this: the first rows of the same tensors, which it holds.
+
+    Args:
+        max_num_tokens, max_num_seqs: of the largest step; at least 1.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(self, max_num_tokens: int, max_num_seqs: int) -> None:
+        self._plan = _cpu.Plan(max_num_tokens, max_num_seqs)
+        self._memory = _PlanMemory()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, calls are added to the plan.
+
+        Raises:
+            ValueError: a call on another number of rows, or of a kernel that works on sampled rows.
+            RuntimeError: torch computes something.
+        """
+        token = _PLAN_MEMORY.set(self._memory)
+        self._plan.begin_recording()
+        try:
+            with _ViewsAlone():  # type: ignore[no-untyped-call]
+                yield
+        finally:
+            self._plan.end_recording()
+            _PLAN_MEMORY.reset(token)
+
+    def replay(self, num_tokens: int, num_seqs: int) -> None:
+        """Makes the calls for the first rows of the recorded tensors, without the GIL.
+
+        Raises:
+            ValueError: a step that is too large or empty, or a number in its input (an id, a position, a slot, a block)
+                that is out of range; then nothing is written.
+        """
+        self._plan.replay(num_tokens, num_seqs, torch.get_num_threads())
+
+    @property
+    def num_calls(self) -> int:
+        """Kernel calls a replay makes."""
+        return self._plan.num_calls
+
+    @property
+    def num_checks(self) -> int:
+        """Arrays of a step's input that a replay looks through before it makes the calls."""
+        return self._plan.num_checks
+
+
 @_on_device
 def empty(*shape: int) -> torch.Tensor:
-    """Memory for activations, in the dtype in which the kernels compute."""
-    return torch.empty(shape)
+    """Memory for activations, in the dtype in which the kernels compute. In a plan that is recorded, the plan's own."""
+    memory = _PLAN_MEMORY.get()
+    return torch.empty(shape) if memory is None else memory.empty(shape)
 
 
 @_on_device
@@ -154,6 +264,29 @@ def empty_host_cache(*shape: int) -> torch.Tensor:
 def place(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in the memory that the kernels read, its dtype kept. On the CPU it is the tensor itself."""
     return tensor
+
+
+def trace_kernel(
+    ladder: Ladder, operation: str, *arguments: Any, block: tuple[int, int, int] = (0, 0, 0), **named: Any
+) -> KernelTrace:
+    """Runs one operation of a ladder under the emulator and records what its kernels did to memory.
+
+    `trace_kernel(ladder, "paged_attention", out, query, ..., rung="v2_shared_reduce")` does what
+    `ladder.paged_attention(out, query, ..., rung="v2_shared_reduce")` does, some ten times slower.
+
+    Args:
+        ladder: its seed and architecture hold; the blocks run on one OS thread.
+        operation: a method of `Ladder`.
+        arguments, named: for the method.
+        block: the block of threads whose events are kept, in each launch that has it. Counts are of all blocks.
+
+    Raises:
+        ValueError: no such operation, or as the operation does.
+        RuntimeError: as the operation does.
+    """
+    from fast import _simt_trace
+
+    return record(_simt_trace, ladder, operation, arguments, named, block)
 
 
 @_on_device
@@ -314,6 +447,21 @@ def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> Non
         ValueError: a bad tensor, or an id outside [0, F); then nothing is written.
     """
     _cpu.embedding(out, ids, weight, torch.get_num_threads())
+
+
+@_on_device
+def position_embedding(out: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
+    """out = rows `positions` of a table.
+
+    Args:
+        out: [T, C], rows, written.
+        positions: int64 [T].
+        table: [P, C].
+
+    Raises:
+        ValueError: a bad tensor, or a position outside [0, P); then nothing is written.
+    """
+    _cpu.position_embedding(out, positions, table, torch.get_num_threads())
 
 
 @_on_device

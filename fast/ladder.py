@@ -26,7 +26,8 @@ class Ladder:
     """All kernels of one device.
 
     Attributes:
-        module: the compiled module, `fast._simt`.
+        module: the compiled module: `fast._cuda`, on tensors of a GPU and its current stream, or `fast._simt`, the
+            emulator, on tensors of the CPU; the other attributes are the emulator's.
         seed: 0 runs the threads of a block in ascending order; any other number draws a new order for each round
             between two barriers. A correct kernel gives the same values for every seed.
         threads: OS threads that blocks are spread over.
@@ -43,7 +44,9 @@ class Ladder:
         """Raises ValueError for an unknown architecture, no thread at all, or a seed outside [0, 2 ** 64)."""
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed: expected an unsigned 64-bit number, got {self.seed}.")
-        object.__setattr__(self, "_how", self.module.Launch(self.seed, self.threads, self.architecture))
+        is_gpu = self.module.__name__ == "fast._cuda"  # which has nothing to choose; launches go to the current stream
+        launch = self.module.Launch() if is_gpu else self.module.Launch(self.seed, self.threads, self.architecture)
+        object.__setattr__(self, "_how", launch)
 
     @property
     def rungs(self) -> Mapping[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
+- On the CPU the model is recorded and replayed in one call, see `fast/plan.py`.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -23,6 +24,7 @@ from fast.attention import AttentionMetadata
 from fast.block_transfer import BlockTransfer
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
+from fast.plan import PlannedForward
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
@@ -111,6 +113,9 @@ class ModelRunner:
                 for _ in range(model.num_hidden_layers)
             ]
             self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
+        self.planned_forward = None
+        if self.device is None:
+            self.planned_forward = PlannedForward(self.model, self.kv_caches, config)
         self.batch = InputBatch(config)
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
@@ -130,9 +135,7 @@ class ModelRunner:
         with torch.inference_mode():
             embeds = self._inputs_embeds(step)
             # hidden is [T, C]
-            hidden = self.model.forward(
-                step.input_ids, step.positions, self.kv_caches, step.attention, embeds
-            )
+            hidden = self._forward(step, embeds)
             prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampled_rows.requests):
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
@@ -154,6 +157,15 @@ class ModelRunner:
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
+
+    def _forward(self, step: StepInput, embeds: torch.Tensor | None) -> torch.Tensor:
+        """[T, C]; it holds until the next step."""
+        if self.planned_forward is not None:
+            return self.planned_forward(step, embeds)
+        hidden: torch.Tensor = self.model.forward(
+            step.input_ids, step.positions, self.kv_caches, step.attention, embeds
+        )
+        return hidden
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev | nvcc; and browser.
 # Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
-# TORCH_INDEX_URL names a package index with torch builds for the CPU.
+# TORCH_INDEX_URL names a package index with torch builds for the CPU, TWINFER_CUDA=AUTO|ON|OFF whether kernels for GPUs
+# are built (unset: where a GPU is visible).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -140,8 +141,13 @@ confirm_large_download() {
   [[ $answer == [yY]* ]] || die "stopped before the download: set TORCH_INDEX_URL, or YES=1 to take it"
 }
 
+# Kernels for GPUs take minutes to compile: only where there is one to run them, or TWINFER_CUDA says so.
 extension() {
-  run "the C++ extension (under a minute)" extension pip install --no-build-isolation --no-deps -e .
+  local cuda=${TWINFER_CUDA:-OFF} time="under a minute"
+  if [ -z "${TWINFER_CUDA:-}" ] && nvidia-smi -L 2>/dev/null | grep -q GPU; then cuda=AUTO; fi
+  if [ "$cuda" != OFF ]; then time="minutes, with kernels for the GPU"; fi
+  run "the C++ extension ($time)" extension pip install --no-build-isolation --no-deps \
+    -C cmake.define.TWINFER_CUDA="$cuda" -e .
   stamp extension
 }
 

@@ -61,8 +61,8 @@ void sample(const SampleArguments<T>& args, int rung, cudaStream_t stream) {
     case 1:
       launch(topk_topp_sample_v1_naive<T>, blocks_for(args.num_rows, kSampleThreads), threads, 0, stream, args);
       break;
-    case 2: launch(topk_topp_sample_block<T, 1>, rows, threads, 0, stream, args); break;
-    default: launch(topk_topp_sample_block<T, 3>, rows, threads, 0, stream, args); break;
+    case 2: launch(topk_topp_sample_v2_block<T>, rows, threads, 0, stream, args); break;
+    default: launch(topk_topp_sample_v3_eight_way<T>, rows, threads, 0, stream, args); break;
   }
 }
 

@@ -69,6 +69,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v1_naive(Pa
     for (int d = 0; d < a.head_dim; ++d) {
       weighted[d] = weighted[d] * shrink + weight * to_float(a.v_cache[offset + d]);
     }
+    WATCH("largest", largest);
+    WATCH("sum", sum);
   }
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = 0; d < a.head_dim; ++d) out[d] = from_float<T>(sum > 0.0f ? weighted[d] / sum : 0.0f);
@@ -104,6 +106,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v2_shared_r
     sum += logits[i];
   }
   sum = block_reduce_tree<Sum, kAttentionThreads>(sum, scratch);   // its barriers also publish the weights
+  WATCH("largest", largest);
+  WATCH("sum", sum);
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = tid; d < a.head_dim; d += kAttentionThreads) {
     float weighted = 0.0f;
@@ -213,6 +217,8 @@ __device__ __forceinline__ SoftmaxState<kHeads> attend_weights(int size, float* 
       sum += weight;
     }
     state.sum[h] = block_reduce_shuffle<Sum, kAttentionThreads>(sum, scratch);   // also publishes the weights
+    WATCH("largest", state.largest[h]);
+    WATCH("sum", state.sum[h]);
   }
   return state;
 }

@@ -265,17 +265,33 @@ __device__ int64_t sample_row(const Team& team, const SampleArguments<T>& a, int
   return draw(team, row, static_cast<uint64_t>(a.seeds[r]), static_cast<uint32_t>(a.output_positions[r]));
 }
 
+// Two blocks a multiprocessor: without a number the compiler keeps to 64 registers, and spills.
+#define TWINFER_SAMPLE_BOUNDS __launch_bounds__(kSampleThreads, 2)
+
 template <class T>
-__global__ void __launch_bounds__(kSampleThreads) topk_topp_sample_v1_naive(SampleArguments<T> a) {
+__global__ void TWINFER_SAMPLE_BOUNDS topk_topp_sample_v1_naive(SampleArguments<T> a) {
   const int64_t r = int64_t{blockIdx.x} * kSampleThreads + threadIdx.x;
   if (r < a.num_rows) a.out[r] = sample_row<1>(LoneThread(), a, r);
 }
 
-template <class T, int kBits>
-__global__ void __launch_bounds__(kSampleThreads) topk_topp_sample_block(SampleArguments<T> a) {
-  SHARED_ARRAY(SampleScratch, scratch, [1]);
+template <int kBits, class T>
+__device__ __forceinline__ void sample_block_row(const SampleArguments<T>& a, SampleScratch* scratch) {
   const int64_t token = sample_row<kBits>(Block{scratch}, a, blockIdx.x);
   if (threadIdx.x == 0) a.out[blockIdx.x] = token;
 }
+
+template <class T>
+__global__ void TWINFER_SAMPLE_BOUNDS topk_topp_sample_v2_block(SampleArguments<T> a) {
+  SHARED_ARRAY(SampleScratch, scratch, [1]);
+  sample_block_row<1>(a, scratch);
+}
+
+template <class T>
+__global__ void TWINFER_SAMPLE_BOUNDS topk_topp_sample_v3_eight_way(SampleArguments<T> a) {
+  SHARED_ARRAY(SampleScratch, scratch, [1]);
+  sample_block_row<3>(a, scratch);
+}
+
+#undef TWINFER_SAMPLE_BOUNDS
 
 }  // namespace twinfer::device

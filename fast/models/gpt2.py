@@ -11,8 +11,8 @@ C is the hidden size, F the intermediate size, P the number of positions; the ot
 from __future__ import annotations
 
 import torch
-import torch.nn.functional
 
+from fast import kernels
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import LayerNorm, Linear, gelu
 from fast.models.weights import as_tensor, embedding, packed_matrix, parameter
@@ -120,9 +120,8 @@ class GPT2LMHeadModel:
     ) -> torch.Tensor:
         """Run all layers over a flat batch; arguments and result as in `LlamaForCausalLM.forward`."""
         hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
-        residual = torch.nn.functional.embedding(
-            positions, self.wpe
-        )  # [T, C], to which the first norm adds the tokens
+        residual = kernels.empty(*hidden.shape)  # [T, C], to which the first norm adds the tokens
+        kernels.position_embedding(residual, positions, self.wpe)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(hidden, residual, kv_cache, metadata)
         hidden, _ = self.ln_f(hidden, residual)
