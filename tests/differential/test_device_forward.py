@@ -1,4 +1,4 @@
-"""Steps on a device: padding, buffers that stay, and the memory left for the KV cache. The emulator stands in."""
+"""Steps on a device: padding, buffers that stay, the memory left for the KV cache. By default on the emulator."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
+from tests.devices import DEVICE
 from tests.scripted import ScriptedTier
 from tests.tiny_models import make_tiny_llama
 
@@ -65,7 +66,7 @@ def run(model: Path, monkeypatch: pytest.MonkeyPatch, observe: Observe, num_requ
         return hidden
 
     monkeypatch.setattr(DeviceForward, "__call__", observed)
-    args = EngineArgs(str(model), device="simt", max_model_len=64, max_num_seqs=6, block_size=8)
+    args = EngineArgs(str(model), device=DEVICE, max_model_len=64, max_num_seqs=6, block_size=8)
     engine = LLMEngine.from_engine_args(args, load_tier("fast"))
     for i in range(num_requests):
         params = SamplingParams(max_tokens=3 + i, ignore_eos=True)
@@ -125,7 +126,7 @@ def test_what_is_left_is_the_share_without_what_all_others_hold() -> None:
 
 
 def simt_config(model: Path, **options: Any) -> EngineConfig:
-    args = EngineArgs(str(model), device="simt", max_model_len=40, block_size=8, **options)
+    args = EngineArgs(str(model), device=DEVICE, max_model_len=40, block_size=8, **options)
     return args.create_engine_config(load_checkpoint(model).config, "cpu")
 
 

@@ -22,6 +22,7 @@ from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import Workload, WorkloadRequest
 from tests.architectures import ARCHITECTURES
+from tests.devices import DEVICE
 from tests.tiny_models import make_tiny_llama, make_tiny_model
 
 TIERS = (load_tier("reference"), load_tier("fast"))
@@ -30,7 +31,7 @@ TIERS = (load_tier("reference"), load_tier("fast"))
 def compare(model: Path, *requests: WorkloadRequest, **options: Any) -> DiffReport:
     """Both tiers in lockstep, the fast one on the emulator: schedule, tables, tokens and logits of every step."""
     config = {"max_model_len": 100, "block_size": 8, **options}
-    report = compare_tiers(TIERS, str(model), Workload(requests, config), device="simt")
+    report = compare_tiers(TIERS, str(model), Workload(requests, config), device=DEVICE)
     assert report.is_equal, report.divergence
     assert not report.excused
     assert report.num_finished == len(requests)
@@ -131,7 +132,7 @@ def test_every_kind_of_layer_runs_on_the_device(tmp_path: Path, name: str) -> No
 def test_bfloat16_gives_nearly_the_same_logits_in_half_the_memory(tmp_path: Path) -> None:
     make_tiny_llama(tmp_path)
     rows = {}
-    for device, dtype in (("cpu", "float32"), ("simt", "bfloat16")):
+    for device, dtype in (("cpu", "float32"), (DEVICE, "bfloat16")):
         args = EngineArgs(str(tmp_path), device=device, dtype=dtype, max_model_len=64, keep_logits=True)
         seen: list[ModelRunnerOutput] = []
         engine = LLMEngine.from_engine_args(args, load_tier("fast"), lambda _, output: seen.append(output))  # noqa: B023
@@ -143,7 +144,7 @@ def test_bfloat16_gives_nearly_the_same_logits_in_half_the_memory(tmp_path: Path
     assert 1e-3 < np.abs(rows["bfloat16"] - rows["float32"]).max() < 0.5
     blocks = [
         EngineArgs(str(tmp_path), dtype=dtype, kv_cache_memory=2**20)
-        .create_engine_config(load_checkpoint(tmp_path).config, "simt")
+        .create_engine_config(load_checkpoint(tmp_path).config, DEVICE)
         .cache.num_blocks
         for dtype in ("float32", "bfloat16")
     ]
