@@ -30,6 +30,7 @@ BENCHMARKS = (
     ),
     Benchmark("prefix", "prefix", "time to first token with and without a hit in the prefix cache"),
     Benchmark("roofline", "roofline", "what the machine allows, and the share of it that is reached"),
+    Benchmark("peers", "peers.compare", "other engines on the same workloads, turn by turn"),
     Benchmark(
         "scheduler", "scheduler", "the cost of a scheduling step, both tiers", has_output_options=False
     ),

@@ -67,7 +67,7 @@ def measure(tier: str, model: Path, repeat: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeat + 1):
             with PeerProcess(command, Path(folder) / "log") as process:
-                taken, peak = start_to_first_token(process, model, prompt)
+                taken, peak, _ = start_to_first_token(process, model, prompt)
             seconds.append(taken)
             memory.append(peak or 0)
     return {"first_run_s": seconds[0], "seconds": median(seconds[1:]), "peak_memory_bytes": max(memory)}
@@ -75,11 +75,11 @@ def measure(tier: str, model: Path, repeat: int) -> dict[str, Any]:
 
 def start_to_first_token(
     process: PeerProcess, model: Path, prompt: tuple[int, ...]
-) -> tuple[float, int | None]:
-    """(seconds since the process was started, peak memory in bytes) when the first token is there."""
-    process.load(model, available_cores())
+) -> tuple[float, int | None, dict[str, Any]]:
+    """(seconds since the process was started, its peak memory in bytes, what it says of itself) at the first token."""
+    about = process.load(model, available_cores())
     process.run([(prompt, 1)])
-    return time.perf_counter() - process.started, process.peak_memory()
+    return time.perf_counter() - process.started, process.peak_memory(), about
 
 
 def _print(document: Document) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -51,10 +53,12 @@ class PeerProcess:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     env={**os.environ, **(environment or {})},
+                    start_new_session=True,  # so that it can be ended with the processes that it started
                 )
             except OSError as error:
                 raise PeerError(f"it cannot be started ({error.strerror})") from error
         self._received = b""
+        self._patience = 30.0  # seconds it may take to end
 
     def load(self, model: Path, threads: int) -> dict[str, Any]:
         """Load the model. Returns how the engine was set up, and the versions of its packages."""
@@ -93,6 +97,7 @@ class PeerProcess:
         while b"\n" not in self._received:
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
+                self._patience = 0.0
                 raise PeerError(f"it gave no answer within {self.timeout:.0f} s")
             part = os.read(self._process.stdout.fileno(), 1 << 20)
             if not part:
@@ -111,16 +116,17 @@ class PeerProcess:
         return f"it ended with status {status}{last}"
 
     def close(self) -> None:
-        """End the process, gently if it listens."""
-        try:
-            assert self._process.stdin is not None
+        """End the process and those that it started, gently if it listens."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
             self._process.stdin.write(b'{"op": "quit"}\n')
             self._process.stdin.close()
-            self._process.wait(timeout=15)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=self._patience)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._process.stdout.close()
 
     def __enter__(self) -> PeerProcess:
