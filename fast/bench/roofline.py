@@ -212,7 +212,7 @@ def _document(tier: Tier, weights: Weights, peaks: Peaks, figures: dict[str, Any
 
 
 def _print(document: Document) -> None:
-    headings = ["workload", "requests", "in", "out", "tokens/s", "floor", "share", "memory-bound"]
+    headings = ["workload", "requests", "in", "out", "tokens/s", "floor", "share", "memory"]
     rows = [
         [
             name, str(w["requests"]), f"{w['prompt_tokens']:,}", f"{w['output_tokens']:,}", f"{w['tokens_per_s']:.1f}",
@@ -225,7 +225,7 @@ def _print(document: Document) -> None:
         f"Reads {machine['read_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, computes "
         f"{machine['multiply_add_flops_per_s'] / 1e9:.1f} GFLOP/s ({machine['isa']}, {machine['cores']} cores); "
         f"{(weights['layer_bytes'] + weights['head_bytes']) / 1e6:.1f} MB of weights a step.",
-        "memory-bound: the part of the floor's time in steps that wait for memory and not for arithmetic.",
+        "memory: the part of the floor's time in steps that wait for memory and not for arithmetic.",
     ]
     print_table(f"Roofline of the {document['tier']} tier, generated tokens/s", headings, rows, notes)
 
