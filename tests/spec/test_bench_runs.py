@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fast import kernels
 from fast.bench import results, roofline
 from fast.bench.engines import blocks_for
 from fast.bench.replay import replay
@@ -285,3 +286,10 @@ def test_every_benchmark_has_a_help_page(name: str, capsys: pytest.CaptureFixtur
         main(["bench", name, "--help"])
     assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: twinfer bench {name}")
+
+
+def test_the_probes_refuse_a_buffer_of_nothing_and_take_a_small_one() -> None:
+    with pytest.raises(ValueError, match="num_bytes: expected at least 1, got 0"):
+        kernels.read_bandwidth(0)
+    assert kernels.read_bandwidth(1, seconds=0.0) > 0
+    assert kernels.multiply_add_peak(seconds=0.0) > 0
