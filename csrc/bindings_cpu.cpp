@@ -10,12 +10,62 @@
 
 #include "arguments.h"
 #include "cpu/philox.h"
+#include "cpu/plan.h"
+#include "cpu/probe.h"
+#include "sampling_checks.h"
 
 namespace twinfer {
 namespace {
 
 constexpr Layout kContiguous = Layout::kContiguous;
 constexpr Layout kRows = Layout::kRows;
+
+// The plan that this thread records, if it records one.
+thread_local cpu::Plan* recorded_plan = nullptr;
+
+cpu::StepSize tokens_of(const Arguments& args) { return {args["T"], 0}; }
+
+cpu::Check values_in_range(const char* name, const int32_t* values, int64_t high, const char* hint) {
+  return {{reinterpret_cast<int64_t>(values), high}, [=](const cpu::StepSize& step) {
+            check_range(name, values, step.num_tokens, 0, high, hint);
+          }};
+}
+
+cpu::Check values_in_range(const char* name, const int64_t* values, int64_t high, const char* hint) {
+  return {{reinterpret_cast<int64_t>(values), high}, [=](const cpu::StepSize& step) {
+            check_range(name, values, step.num_tokens, 0, high, hint);
+          }};
+}
+
+// Makes a call whose shapes have been checked, or records it for the step that a plan replays. `checks` are about
+// numbers in its tensors, which a step may change.
+template <class Call, class Kernel>
+void launch_or_record(const Call& call, const Kernel& kernel, const cpu::StepSize& size, int threads,
+                      const std::vector<cpu::Check>& checks) {
+  check_threads(threads);
+  if (recorded_plan != nullptr) return recorded_plan->record(call, kernel, size, checks);
+  const py::gil_scoped_release released;
+  for (const cpu::Check& check : checks) check.run(size);
+  kernel(call, threads);
+}
+
+template <class Call>
+void launch(void (*kernel)(const Call&, cpu::Isa, int), const Call& call, const cpu::StepSize& size, int threads,
+            const std::vector<cpu::Check>& checks = {}) {
+  const auto run = [kernel](const Call& sized, int team) { kernel(sized, cpu::active_isa(), team); };
+  launch_or_record(call, run, size, threads, checks);
+}
+
+template <class Call>
+void launch(void (*kernel)(const Call&, int), const Call& call, const cpu::StepSize& size, int threads,
+            const std::vector<cpu::Check>& checks = {}) {
+  launch_or_record(call, kernel, size, threads, checks);
+}
+
+// For what works on the rows that are sampled and not on those of the step.
+void refuse_to_record(const char* kernel) {
+  if (recorded_plan != nullptr) reject(std::string(kernel) + ": it is no part of a plan, call it after the replay.");
+}
 
 void reshape_and_cache(py::handle key, py::handle value, py::handle k_cache, py::handle v_cache,
                        py::handle slot_mapping, int threads) {
@@ -25,13 +75,12 @@ void reshape_and_cache(py::handle key, py::handle value, py::handle k_cache, py:
   const TensorView kc = args.tensor("k_cache", k_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
   const TensorView vc = args.tensor("v_cache", v_cache, kFloat32, kContiguous, {"N", "B", "Hkv", "D"});
   const TensorView slots = args.tensor("slot_mapping", slot_mapping, kInt64, kContiguous, {"T"});
-  check_threads(threads);
   const int64_t num_slots = args["N"] * args["B"];
-  const py::gil_scoped_release released;
-  check_range("slot_mapping", slots.data<const int64_t>(), args["T"], 0, num_slots, "(N * B slots)");
-  cpu::reshape_and_cache({rows_of<const float>(k), rows_of<const float>(v), kc.data<float>(), vc.data<float>(),
-                          slots.data<const int64_t>(), args["T"], args["Hkv"] * args["D"]},
-                         threads);
+  launch(cpu::reshape_and_cache,
+         {rows_of<const float>(k), rows_of<const float>(v), kc.data<float>(), vc.data<float>(),
+          slots.data<const int64_t>(), args["T"], args["Hkv"] * args["D"]},
+         tokens_of(args), threads,
+         {values_in_range("slot_mapping", slots.data<const int64_t>(), num_slots, "(N * B slots)")});
 }
 
 // What the kernel relies on to stay inside its tensors.
@@ -75,7 +124,6 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
   args.define("S+1", args["S"] + 1);
   const TensorView starts = args.tensor("query_start_loc", query_start_loc, kInt32, kContiguous, {"S+1"});
   const TensorView lens = args.tensor("seq_lens", seq_lens, kInt32, kContiguous, {"S"});
-  check_threads(threads);
   const int64_t heads = args["H"], kv_heads = args["Hkv"], head_dim = args["D"], block_size = args["B"];
   if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
     reject("query: expected a multiple of Hkv=" + std::to_string(kv_heads) + " heads, got " +
@@ -88,15 +136,22 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
   if (head_dim < 1 || block_size < 1) {
     reject("k_cache: expected B and D of at least 1, got shape " + kc.shape_text() + ".");
   }
-  const py::gil_scoped_release released;
   const cpu::PagedAttention call{rows_of<float>(o), rows_of<const float>(q), kc.data<const float>(),
                                  vc.data<const float>(), rows_of<const int32_t>(tables),
                                  starts.data<const int32_t>(), lens.data<const int32_t>(), args["S"],
                                  static_cast<int>(heads), static_cast<int>(kv_heads), static_cast<int>(head_dim),
                                  static_cast<int>(block_size), std::min(sliding_window.value_or(cpu::kNoWindow), cpu::kNoWindow),
                                  static_cast<float>(scale)};
-  check_attention(call, args["T"], args["max_blocks"], args["N"]);
-  cpu::paged_attention(call, cpu::active_isa(), threads);
+  const int64_t max_blocks = args["max_blocks"], num_blocks = args["N"];
+  const cpu::Check metadata{
+      {reinterpret_cast<int64_t>(call.query_start_loc), reinterpret_cast<int64_t>(call.seq_lens),
+       reinterpret_cast<int64_t>(call.block_tables.data), block_size, num_blocks, call.sliding_window},
+      [=](const cpu::StepSize& step) {
+        cpu::PagedAttention sized = call;
+        cpu::resize(sized, step);
+        check_attention(sized, step.num_tokens, max_blocks, num_blocks);
+      }};
+  launch(cpu::paged_attention, call, {args["T"], args["S"]}, threads, {metadata});
 }
 
 const cpu::WeightFormat& find_format(const std::string& name) {
@@ -140,9 +195,7 @@ void linear(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::h
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
   const float* b = nullptr;
   if (!bias.is_none()) b = args.tensor("bias", bias, kFloat32, kContiguous, {"F"}).data<const float>();
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::linear({rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]}, cpu::active_isa(), threads);
+  launch(cpu::linear, {rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]}, tokens_of(args), threads);
 }
 
 void embedding(py::handle out, py::handle ids, const cpu::PackedMatrix& weight, int threads) {
@@ -150,11 +203,19 @@ void embedding(py::handle out, py::handle ids, const cpu::PackedMatrix& weight, 
   args.define("C", weight.in_features());
   const TensorView rows = args.tensor("ids", ids, kInt32, kContiguous, {"T"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  check_range("ids", rows.data<const int32_t>(), args["T"], 0, static_cast<int32_t>(weight.out_features()),
-              "(rows of the weight)");
-  cpu::embedding({rows_of<float>(o), rows.data<const int32_t>(), &weight, args["T"]}, threads);
+  launch(cpu::embedding, {rows_of<float>(o), rows.data<const int32_t>(), &weight, args["T"]}, tokens_of(args), threads,
+         {values_in_range("ids", rows.data<const int32_t>(), weight.out_features(), "(rows of the weight)")});
+}
+
+void position_embedding(py::handle out, py::handle positions, py::handle table, int threads) {
+  Arguments args;
+  const TensorView pos = args.tensor("positions", positions, kInt64, kContiguous, {"T"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
+  const TensorView rows = args.tensor("table", table, kFloat32, kContiguous, {"P", "C"});
+  launch(cpu::position_embedding,
+         {rows_of<float>(o), pos.data<const int64_t>(), rows.data<const float>(), args["T"], args["C"]},
+         tokens_of(args), threads,
+         {values_in_range("positions", pos.data<const int64_t>(), args["P"], "(rows of the table)")});
 }
 
 void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int threads) {
@@ -162,22 +223,20 @@ void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, int t
   const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
   const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::rms_norm({rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), args["T"], args["C"],
-                 static_cast<float>(eps)},
-                cpu::active_isa(), threads);
+  launch(cpu::rms_norm,
+         {rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), args["T"], args["C"],
+          static_cast<float>(eps)},
+         tokens_of(args), threads);
 }
 
 void head_rms_norm(py::handle x, py::handle weight, double eps, int threads) {
   Arguments args;
   const TensorView heads = args.tensor("x", x, kFloat32, kRows, {"T", "H", "D"});
   const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"D"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::head_rms_norm({rows_of<float>(heads), w.data<const float>(), args["T"], args["H"], args["D"],
-                      static_cast<float>(eps)},
-                     cpu::active_isa(), threads);
+  launch(cpu::head_rms_norm,
+         {rows_of<float>(heads), w.data<const float>(), args["T"], args["H"], args["D"],
+          static_cast<float>(eps)},
+         tokens_of(args), threads);
 }
 
 void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, double eps, int threads) {
@@ -185,11 +244,10 @@ void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, do
   const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
   const TensorView res = args.tensor("residual", residual, kFloat32, kRows, {"T", "C"});
   const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::fused_add_rms_norm({rows_of<float>(in), rows_of<float>(res), w.data<const float>(), args["T"], args["C"],
-                           static_cast<float>(eps)},
-                          cpu::active_isa(), threads);
+  launch(cpu::fused_add_rms_norm,
+         {rows_of<float>(in), rows_of<float>(res), w.data<const float>(), args["T"], args["C"],
+          static_cast<float>(eps)},
+         tokens_of(args), threads);
 }
 
 void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias, double eps, int threads) {
@@ -198,11 +256,10 @@ void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "C"});
   const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
   const TensorView b = args.tensor("bias", bias, kFloat32, kContiguous, {"C"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::layer_norm({rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), b.data<const float>(),
-                   args["T"], args["C"], static_cast<float>(eps)},
-                  cpu::active_isa(), threads);
+  launch(cpu::layer_norm,
+         {rows_of<float>(o), rows_of<const float>(in), w.data<const float>(), b.data<const float>(), args["T"],
+          args["C"], static_cast<float>(eps)},
+         tokens_of(args), threads);
 }
 
 void fused_add_layer_norm(py::handle x, py::handle residual, py::handle weight, py::handle bias, double eps,
@@ -212,11 +269,10 @@ void fused_add_layer_norm(py::handle x, py::handle residual, py::handle weight, 
   const TensorView res = args.tensor("residual", residual, kFloat32, kRows, {"T", "C"});
   const TensorView w = args.tensor("weight", weight, kFloat32, kContiguous, {"C"});
   const TensorView b = args.tensor("bias", bias, kFloat32, kContiguous, {"C"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::fused_add_layer_norm({rows_of<float>(in), rows_of<float>(res), w.data<const float>(), b.data<const float>(),
-                             args["T"], args["C"], static_cast<float>(eps)},
-                            cpu::active_isa(), threads);
+  launch(cpu::fused_add_layer_norm,
+         {rows_of<float>(in), rows_of<float>(res), w.data<const float>(), b.data<const float>(), args["T"],
+          args["C"], static_cast<float>(eps)},
+         tokens_of(args), threads);
 }
 
 void rotary_embedding(py::handle positions, py::handle query, py::handle key, py::handle cos_sin_cache, int threads) {
@@ -225,16 +281,14 @@ void rotary_embedding(py::handle positions, py::handle query, py::handle key, py
   const TensorView q = args.tensor("query", query, kFloat32, kRows, {"T", "H", "D"});
   const TensorView k = args.tensor("key", key, kFloat32, kRows, {"T", "Hkv", "D"});
   const TensorView cache = args.tensor("cos_sin_cache", cos_sin_cache, kFloat32, kContiguous, {"max_pos", "D"});
-  check_threads(threads);
   if (args["D"] % 2 != 0) {
     reject("query: expected an even head dim D, got shape " + q.shape_text() + ".");
   }
-  const py::gil_scoped_release released;
-  check_range("positions", pos.data<const int64_t>(), args["T"], 0, args["max_pos"], "(rows of cos_sin_cache)");
-  cpu::rotary_embedding({pos.data<const int64_t>(), rows_of<float>(q), rows_of<float>(k), cache.data<const float>(),
-                         args["T"], static_cast<int>(args["H"]), static_cast<int>(args["Hkv"]),
-                         static_cast<int>(args["D"])},
-                        cpu::active_isa(), threads);
+  launch(cpu::rotary_embedding,
+         {pos.data<const int64_t>(), rows_of<float>(q), rows_of<float>(k), cache.data<const float>(), args["T"],
+          static_cast<int>(args["H"]), static_cast<int>(args["Hkv"]), static_cast<int>(args["D"])},
+         tokens_of(args), threads,
+         {values_in_range("positions", pos.data<const int64_t>(), args["max_pos"], "(rows of cos_sin_cache)")});
 }
 
 void silu_and_mul(py::handle out, py::handle gate_up, int threads) {
@@ -242,66 +296,19 @@ void silu_and_mul(py::handle out, py::handle gate_up, int threads) {
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
   args.define("2F", 2 * args["F"]);
   const TensorView in = args.tensor("gate_up", gate_up, kFloat32, kRows, {"T", "2F"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::silu_and_mul({rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, cpu::active_isa(), threads);
+  launch(cpu::silu_and_mul, {rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]},
+         tokens_of(args), threads);
 }
 
 void gelu(py::handle out, py::handle x, int threads) {
   Arguments args;
   const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "F"});
   const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
-  check_threads(threads);
-  const py::gil_scoped_release released;
-  cpu::gelu({rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, cpu::active_isa(), threads);
-}
-
-void check_sampling(const cpu::Sample& call) {
-  for (int64_t r = 0; r < call.num_rows; ++r) {
-    const std::string which = " in row " + std::to_string(r) + ".";
-    if (!(call.temperature[r] >= 0.0) || std::isinf(call.temperature[r])) {
-      reject("temperature: expected a finite number of at least 0, got " + std::to_string(call.temperature[r]) + which);
-    }
-    if (call.top_k[r] < -1) {
-      reject("top_k: expected -1 or 0 (off) or a positive number, got " + std::to_string(call.top_k[r]) + which);
-    }
-    if (!(call.top_p[r] > 0.0 && call.top_p[r] <= 1.0)) {
-      reject("top_p: expected a number in (0, 1], got " + std::to_string(call.top_p[r]) + which);
-    }
-    if (!(call.min_p[r] >= 0.0 && call.min_p[r] <= 1.0)) {
-      reject("min_p: expected a number in [0, 1], got " + std::to_string(call.min_p[r]) + which);
-    }
-  }
-}
-
-constexpr int64_t kMaxVocab = int64_t{1} << 31;
-
-void check_vocabulary(const TensorView& logits, int64_t vocab_size) {
-  if (vocab_size >= 1 && vocab_size < kMaxVocab) return;
-  reject("logits: expected a vocabulary V between 1 and 2^31 - 1, got shape " + logits.shape_text() + ".");
-}
-
-// What a list of ids must be for the kernel: `starts` ascends from 0 to their number, and each is in the vocabulary.
-void check_id_lists(const char* starts_name, const char* ids_name, const cpu::IdLists& lists, int64_t num_lists,
-                    int64_t num_ids, int64_t vocab_size) {
-  bool fits = lists.starts[0] == 0 && lists.starts[num_lists] == num_ids;
-  for (int64_t p = 0; p < num_lists; ++p) fits = fits && lists.starts[p] <= lists.starts[p + 1];
-  if (!fits) {
-    reject(std::string(starts_name) + ": expected ascending offsets from 0 to " + std::to_string(num_ids) + ".");
-  }
-  check_range(ids_name, lists.ids, num_ids, 0, vocab_size, "(the vocabulary)");
-}
-
-// Each row once, so that no two threads write to it.
-void check_ascending_rows(const int64_t* rows, int64_t count, int64_t num_rows) {
-  check_range("rows", rows, count, 0, num_rows, "(rows of logits)");
-  for (int64_t p = 1; p < count; ++p) {
-    if (rows[p] > rows[p - 1]) continue;
-    reject("rows: expected ascending rows, got " + std::to_string(rows[p]) + " at index " + std::to_string(p) + ".");
-  }
+  launch(cpu::gelu, {rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, tokens_of(args), threads);
 }
 
 void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks, int threads) {
+  refuse_to_record("apply_token_bitmask");
   Arguments args;
   const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
   const TensorView masked = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
@@ -316,26 +323,12 @@ void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks
   cpu::apply_token_bitmask(call, cpu::active_isa(), threads);
 }
 
-void check_processing(const cpu::ProcessLogits& call, int64_t num_rows) {
-  check_ascending_rows(call.rows, call.num_processed, num_rows);
-  for (int64_t p = 0; p < call.num_processed; ++p) {
-    const std::string which = " at index " + std::to_string(p) + ".";
-    for (int64_t i = call.allowed.starts[p] + 1; i < call.allowed.starts[p + 1]; ++i) {
-      if (call.allowed.ids[i] > call.allowed.ids[i - 1]) continue;
-      reject("allowed_ids: expected ascending ids, got " + std::to_string(call.allowed.ids[i]) + " in the list" + which);
-    }
-    if (!(call.repetition_penalty[p] > 0.0) || std::isinf(call.repetition_penalty[p])) {
-      reject("repetition_penalty: expected a finite number above 0, got " +
-             std::to_string(call.repetition_penalty[p]) + which);
-    }
-  }
-}
-
 void process_logits(py::handle logits, py::handle rows, py::handle allowed_starts, py::handle allowed_ids,
                     py::handle masked_starts, py::handle masked_ids, py::handle biased_starts, py::handle biased_ids,
                     py::handle biases, py::handle seen_starts, py::handle seen_ids, py::handle counts,
                     py::handle repetition_penalty, py::handle presence_penalty, py::handle frequency_penalty,
                     int threads) {
+  refuse_to_record("process_logits");
   Arguments args;
   const TensorView values = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
   const TensorView processed = args.tensor("rows", rows, kInt64, kContiguous, {"P"});
@@ -373,6 +366,7 @@ void process_logits(py::handle logits, py::handle rows, py::handle allowed_start
 
 void sample(py::handle logits, py::handle temperature, py::handle top_k, py::handle top_p, py::handle min_p,
             py::handle seeds, py::handle output_positions, py::handle out, int threads) {
+  refuse_to_record("sample");
   Arguments args;
   const TensorView rows = args.tensor("logits", logits, kFloat32, kRows, {"R", "V"});
   const TensorView temperatures = args.tensor("temperature", temperature, kFloat64, kContiguous, {"R"});
@@ -389,8 +383,6 @@ void sample(py::handle logits, py::handle temperature, py::handle top_k, py::han
                          ps.data<const double>(), min_ps.data<const double>(), seed_bits.data<const int64_t>(),
                          positions.data<const int64_t>(), ids.data<int64_t>(), args["R"], args["V"]};
   check_sampling(call);
-  check_range("output_positions", call.output_positions, call.num_rows, 0, int64_t{1} << 32,
-              "(a 32-bit Philox counter)");
   cpu::sample(call, cpu::active_isa(), threads);
 }
 
@@ -406,12 +398,52 @@ py::tuple philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_
   return py::make_tuple(words[0], words[1], words[2], words[3]);
 }
 
+cpu::Plan make_plan(int64_t max_num_tokens, int64_t max_num_seqs) {
+  if (max_num_tokens < 1 || max_num_seqs < 1) {
+    reject("A plan needs room for at least one token and one sequence, got " + std::to_string(max_num_tokens) +
+           " and " + std::to_string(max_num_seqs) + ".");
+  }
+  return cpu::Plan({max_num_tokens, max_num_seqs});
+}
+
+void begin_recording(cpu::Plan& plan) {
+  if (recorded_plan != nullptr) reject("This thread is recording a plan already.");
+  recorded_plan = &plan;
+}
+
+void replay(const cpu::Plan& plan, int64_t num_tokens, int64_t num_seqs, int threads) {
+  check_threads(threads);
+  refuse_to_record("replay");
+  const py::gil_scoped_release released;
+  plan.replay({num_tokens, num_seqs}, threads);
+}
+
+double read_bandwidth(int64_t num_bytes, double seconds, int threads) {
+  if (num_bytes < 1) reject("num_bytes: expected at least 1, got " + std::to_string(num_bytes) + ".");
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::read_bandwidth(num_bytes, seconds, cpu::active_isa(), threads);
+}
+
+double multiply_add_peak(double seconds, int threads) {
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::multiply_add_peak(seconds, cpu::active_isa(), threads);
+}
+
 }  // namespace
 }  // namespace twinfer
 
 PYBIND11_MODULE(_cpu, m) {
   using arg = pybind11::arg;
   m.doc() = "CPU kernels of the fast tier; fast/kernels.py documents them.";
+  pybind11::class_<twinfer::cpu::Plan>(m, "Plan")
+      .def(pybind11::init(&twinfer::make_plan), arg("max_num_tokens"), arg("max_num_seqs"))
+      .def("begin_recording", &twinfer::begin_recording)
+      .def("end_recording", [](twinfer::cpu::Plan&) { twinfer::recorded_plan = nullptr; })
+      .def("replay", &twinfer::replay, arg("num_tokens"), arg("num_seqs"), arg("threads"))
+      .def_property_readonly("num_calls", &twinfer::cpu::Plan::num_calls)
+      .def_property_readonly("num_checks", &twinfer::cpu::Plan::num_checks);
   m.def("isa", [] { return twinfer::cpu::isa_name(twinfer::cpu::active_isa()); });
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("threads"));
@@ -425,6 +457,7 @@ PYBIND11_MODULE(_cpu, m) {
       .def_property_readonly("num_bytes", &twinfer::cpu::PackedMatrix::num_bytes);
   m.def("linear", &twinfer::linear, arg("out"), arg("x"), arg("weight"), arg("bias").none(true), arg("threads"));
   m.def("embedding", &twinfer::embedding, arg("out"), arg("ids"), arg("weight"), arg("threads"));
+  m.def("position_embedding", &twinfer::position_embedding, arg("out"), arg("positions"), arg("table"), arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("head_rms_norm", &twinfer::head_rms_norm, arg("x"), arg("weight"), arg("eps"), arg("threads"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
@@ -446,5 +479,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("min_p"),
         arg("seeds"), arg("output_positions"), arg("out"), arg("threads"));
   m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));
+  m.def("read_bandwidth", &twinfer::read_bandwidth, arg("num_bytes"), arg("seconds"), arg("threads"));
+  m.def("multiply_add_peak", &twinfer::multiply_add_peak, arg("seconds"), arg("threads"));
   m.def("philox4x32", &twinfer::philox4x32, arg("c0"), arg("c1"), arg("c2"), arg("c3"), arg("k0"), arg("k1"));
 }

@@ -72,7 +72,7 @@ def paged_attention(
     Raises:
         ValueError: the metadata does not fit the batch or the cache.
     """
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)  # [T, H, D]
+    output = kernels.empty(*query.shape)  # [T, H, D]
     kernels.paged_attention(
         output,
         query,

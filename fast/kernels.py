@@ -1,6 +1,7 @@
 """The C++ kernels of `csrc/cpu` on torch tensors. The only module that imports the compiled extensions.
 
-The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`.
+The CUDA kernels of `csrc/kernels`, rung by rung, are behind `ladder`. Inside `using(on_device(...))` the functions
+here are those of `DeviceKernels` instead: a model calls `kernels.rms_norm` and need not know where it runs.
 
 Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, C hidden size,
 F ffn size, V vocabulary, R logits rows. Data is float32 on the CPU. A tensor described as "rows" may have any
@@ -14,13 +15,24 @@ the same bits for a row alone, in any batch and with any number of threads; only
 
 from __future__ import annotations
 
+import functools
+import importlib
+import math
 import os
-from collections.abc import Sequence
-from typing import Any
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast.cores import available_cores
+from fast.device_kernels import DeviceKernels
 from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
@@ -31,6 +43,17 @@ except ImportError as error:
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
         "`pip install --no-build-isolation -e .` in the repository."
     ) from error
+
+
+def _cuda_module() -> ModuleType | None:
+    """`fast._cuda`, where it was built."""
+    try:
+        return importlib.import_module("fast._cuda")
+    except ImportError:
+        return None
+
+
+_cuda = _cuda_module()
 
 # The kernels run on as many threads as torch is set to. Torch knows the cores, but not the limits of a container.
 if "OMP_NUM_THREADS" not in os.environ:
@@ -48,19 +71,233 @@ def isa() -> str:
     return _ISA
 
 
+def why_no_gpu() -> str | None:
+    """None when the device "cuda" can be used here, else one sentence that says what is missing."""
+    if _cuda is None:
+        return "The kernels for GPUs are not built: install nvcc and build with `TWINFER_CUDA=ON make clean setup`."
+    if not torch.cuda.is_available():
+        return "Torch sees no GPU: it needs an NVIDIA GPU, its driver, and a torch that was built for CUDA."
+    try:
+        _cuda.probe()
+    except RuntimeError as error:
+        return f"The kernels do not run on this GPU ({error}): they are built for compute capability 8.0 and above."
+    return None
+
+
 def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm_80") -> Ladder:
-    """The CUDA kernels for a device: "simt" runs them on the CPU, one fiber a CUDA thread, on CPU tensors.
+    """The CUDA kernels for a device.
 
     Args:
-        device: "simt".
-        seed, threads, architecture: see `Ladder`.
+        device: "cuda", on tensors of the GPU; or "simt", which runs them on the CPU, one fiber a CUDA thread, on CPU
+            tensors.
+        seed, threads, architecture: of the emulator, see `Ladder`.
 
     Raises:
-        ValueError: another device, or an option out of range.
+        ValueError: another device, one that cannot be used here, or an option out of range.
     """
-    if device != "simt":
-        raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
-    return Ladder(_simt, seed, threads, architecture)
+    if device == "simt":
+        return Ladder(_simt, seed, threads, architecture)
+    if device != "cuda":
+        raise ValueError(
+            f"device: expected 'cuda', or 'simt' for the CUDA kernels under the emulator, got {device!r}."
+        )
+    reason = why_no_gpu()
+    if reason is not None:
+        raise ValueError(f"device 'cuda' cannot be used here. {reason}")
+    assert _cuda is not None  # or there would be a reason
+    return Ladder(_cuda)
+
+
+def on_device(device: str, dtype: torch.dtype = torch.float32) -> DeviceKernels | None:
+    """What `using` takes to run a model on a device: None for "cpu".
+
+    Args:
+        device: "cpu", "cuda", or "simt": the CUDA kernels under the emulator.
+        dtype: of weights, activations and the KV cache. The CPU's kernels compute in float32 alone.
+
+    Raises:
+        ValueError: another device, one that cannot be used here, or a dtype that it does not compute in.
+    """
+    if device == "cpu":
+        if dtype != torch.float32:
+            raise ValueError(f"The CPU computes in float32 alone: leave dtype at float32, got {dtype}.")
+        return None
+    memory = torch.device("cuda" if device == "cuda" else "cpu")
+    return DeviceKernels(ladder(device, threads=torch.get_num_threads()), memory, dtype, _unpacked)
+
+
+# Like `torch.inference_mode`, it belongs to the thread that runs the model: two engines on two devices may run at once.
+_DEVICE: ContextVar[DeviceKernels | None] = ContextVar("twinfer_device", default=None)
+
+
+@contextmanager
+def using(device: DeviceKernels | None) -> Iterator[None]:
+    """Inside, the functions of this module run on `device`; None is the CPU."""
+    token = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
+
+
+class _PlanMemory:
+    """Memory of a plan's tensors. It is free again when the last tensor on it is gone, as it would be without a plan.
+
+    So the plan of a model works in the few buffers that one layer needs, which stay in the cache, for all its layers.
+    """
+
+    def __init__(self) -> None:
+        self._free: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # of each number of floats
+        self._blocks: list[np.ndarray] = []  # all: a plan knows addresses alone
+        self._kept: list[object] = []  # weights, caches and inputs, for the same reason
+
+    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        free = self._free[math.prod(shape)]
+        if not free:
+            # Pages that come into being when first written: small steps do not pay for the largest one.
+            self._blocks.append(np.empty(math.prod(shape), np.float32))
+            free.append(self._blocks[-1])
+        block = free.pop()
+        held = block.reshape(shape)  # by every tensor that shares this memory
+        weakref.finalize(held, free.append, block).atexit = False
+        return torch.from_numpy(held)
+
+    def keep(self, args: Iterable[object]) -> None:
+        """Holds a call's arguments, but for those in this memory, which have to become free."""
+        self._kept.extend(each for each in args if not (isinstance(each, torch.Tensor) and self._owns(each)))
+
+    def _owns(self, tensor: torch.Tensor) -> bool:
+        return any(
+            block.ctypes.data <= tensor.data_ptr() < block.ctypes.data + block.nbytes
+            for block in self._blocks
+        )
+
+
+_PLAN_MEMORY: ContextVar[_PlanMemory | None] = ContextVar("twinfer_plan_memory", default=None)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _on_device(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function as it stands on the CPU, and the method of the same name elsewhere."""
+
+    @functools.wraps(function)
+    def chosen(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        device = _DEVICE.get()
+        if device is None:
+            memory = _PLAN_MEMORY.get()
+            if memory is not None:
+                memory.keep((*args, *kwargs.values()))
+            return function(*args, **kwargs)
+        elsewhere: Callable[_P, _R] = getattr(device, function.__name__)
+        return elsewhere(*args, **kwargs)
+
+    return chosen
+
+
+@_on_device
+def parameter(tensor: torch.Tensor) -> torch.Tensor:
+    """A vector of weights (a norm, a bias) or a small table, in the memory and the dtype that the kernels read.
+
+    Args:
+        tensor: float32, on the CPU.
+
+    Returns:
+        The tensor itself on the CPU.
+    """
+    return tensor
+
+
+class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Torch computes when it is called and not when a plan is replayed; it may only say how memory is to be seen."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view:
+            raise RuntimeError(f"A plan records kernels, and {func} is none: a replay would leave it out.")
+        return func(*args, **(kwargs or {}))
+
+
+class Plan:
+    """Kernel calls on the CPU, recorded once and replayed in one call: what a CUDA graph is to a GPU.
+
+    Inside `recording` the functions of this module check their arguments and compute nothing. Every tensor with a row a
+    token has `max_num_tokens` rows there, and activations come from `empty`. A replay makes the same calls for any
+    number of tokens up to this: the first rows of the same tensors, which it holds.
+
+    Args:
+        max_num_tokens, max_num_seqs: of the largest step; at least 1.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(self, max_num_tokens: int, max_num_seqs: int) -> None:
+        self._plan = _cpu.Plan(max_num_tokens, max_num_seqs)
+        self._memory = _PlanMemory()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, calls are added to the plan.
+
+        Raises:
+            ValueError: a call on another number of rows, or of a kernel that works on sampled rows.
+            RuntimeError: torch computes something.
+        """
+        token = _PLAN_MEMORY.set(self._memory)
+        self._plan.begin_recording()
+        try:
+            with _ViewsAlone():  # type: ignore[no-untyped-call]
+                yield
+        finally:
+            self._plan.end_recording()
+            _PLAN_MEMORY.reset(token)
+
+    def replay(self, num_tokens: int, num_seqs: int) -> None:
+        """Makes the calls for the first rows of the recorded tensors, without the GIL.
+
+        Raises:
+            ValueError: a step that is too large or empty, or a number in its input (an id, a position, a slot, a block)
+                that is out of range; then nothing is written.
+        """
+        self._plan.replay(num_tokens, num_seqs, torch.get_num_threads())
+
+    @property
+    def num_calls(self) -> int:
+        """Kernel calls a replay makes."""
+        return self._plan.num_calls
+
+    @property
+    def num_checks(self) -> int:
+        """Arrays of a step's input that a replay looks through before it makes the calls."""
+        return self._plan.num_checks
+
+
+@_on_device
+def empty(*shape: int) -> torch.Tensor:
+    """Memory for activations, in the dtype in which the kernels compute. In a plan that is recorded, the plan's own."""
+    memory = _PLAN_MEMORY.get()
+    return torch.empty(shape) if memory is None else memory.empty(shape)
+
+
+@_on_device
+def empty_cache(*shape: int) -> torch.Tensor:
+    """Zeros for the K or V of one layer. On the CPU they are pages that come into being when first written."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
+
+
+@_on_device
+def empty_host_cache(*shape: int) -> torch.Tensor:
+    """The same in the CPU's memory, for blocks that are swapped out."""
+    return empty_cache(*shape)
+
+
+@_on_device
+def place(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the memory that the kernels read, its dtype kept. On the CPU it is the tensor itself."""
+    return tensor
 
 
 def trace_kernel(
@@ -86,6 +323,7 @@ def trace_kernel(
     return record(_simt_trace, ladder, operation, arguments, named, block)
 
 
+@_on_device
 def reshape_and_cache(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -108,6 +346,32 @@ def reshape_and_cache(
     _cpu.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, torch.get_num_threads())
 
 
+@_on_device
+def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks within the cache of a layer, all pairs at the same time.
+
+    Args:
+        k_cache, v_cache: [N, B, Hkv, D], written in place.
+        block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
+
+    Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
+    """
+    for cache in (k_cache, v_cache):
+        swap_blocks(cache, cache, block_mapping)
+
+
+@_on_device
+def swap_blocks(source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks from one cache to another: [Ns, B, Hkv, D] -> [Nt, B, Hkv, D].
+
+    Args:
+        source, target: of a layer's K or V, one of them in the host pool.
+        block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+    """
+    target.index_copy_(0, block_mapping[:, 1], source.index_select(0, block_mapping[:, 0]))
+
+
+@_on_device
 def paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -160,6 +424,7 @@ def paged_attention(
 PackedMatrix = _cpu.PackedMatrix
 
 
+@_on_device
 def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedMatrix:
     """Repacks the rows of a weight matrix, several parts stacked along F, for `linear` and `embedding`.
 
@@ -170,10 +435,22 @@ def pack(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> PackedM
 
     Raises:
         ValueError: a bad tensor, an unknown type, or a C that the blocks of a type do not divide.
+
+    On a device it is a `DeviceMatrix` with the same attributes, whose numbers are unpacked.
     """
     return PackedMatrix(list(parts), in_features, torch.get_num_threads())
 
 
+def _unpacked(parts: Sequence[tuple[str, torch.Tensor]], in_features: int) -> torch.Tensor:
+    """The float32 numbers [F, C] of a packed matrix."""
+    packed = PackedMatrix(list(parts), in_features, torch.get_num_threads())
+    numbers = torch.empty(packed.out_features, in_features)  # [F, C]
+    ids = torch.arange(packed.out_features, dtype=torch.int32)
+    _cpu.embedding(numbers, ids, packed, torch.get_num_threads())
+    return numbers
+
+
+@_on_device
 def linear(
     out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
 ) -> None:
@@ -191,6 +468,7 @@ def linear(
     _cpu.linear(out, x, weight, bias, torch.get_num_threads())
 
 
+@_on_device
 def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> None:
     """out = rows `ids` of a packed matrix, in float32.
 
@@ -205,6 +483,22 @@ def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> Non
     _cpu.embedding(out, ids, weight, torch.get_num_threads())
 
 
+@_on_device
+def position_embedding(out: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> None:
+    """out = rows `positions` of a table.
+
+    Args:
+        out: [T, C], rows, written.
+        positions: int64 [T].
+        table: [P, C].
+
+    Raises:
+        ValueError: a bad tensor, or a position outside [0, P); then nothing is written.
+    """
+    _cpu.position_embedding(out, positions, table, torch.get_num_threads())
+
+
+@_on_device
 def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """out = x / sqrt(mean(x ** 2) + eps) * weight for each row.
 
@@ -222,6 +516,7 @@ def rms_norm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: floa
     _cpu.rms_norm(out, x, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """rms_norm of every head of every row, in place, by one weight for all heads.
 
@@ -238,6 +533,7 @@ def head_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     _cpu.head_rms_norm(x, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """residual += x, then x = rms_norm(residual), in one pass over each row.
 
@@ -255,6 +551,7 @@ def fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     _cpu.fused_add_rms_norm(x, residual, weight, eps, torch.get_num_threads())
 
 
+@_on_device
 def layer_norm(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> None:
@@ -274,6 +571,7 @@ def layer_norm(
     _cpu.layer_norm(out, x, weight, bias, eps, torch.get_num_threads())
 
 
+@_on_device
 def fused_add_layer_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> None:
@@ -291,6 +589,7 @@ def fused_add_layer_norm(
     _cpu.fused_add_layer_norm(x, residual, weight, bias, eps, torch.get_num_threads())
 
 
+@_on_device
 def rotary_embedding(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> None:
@@ -310,6 +609,7 @@ def rotary_embedding(
     _cpu.rotary_embedding(positions, query, key, cos_sin_cache, torch.get_num_threads())
 
 
+@_on_device
 def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     """out = silu(gate) * up, where a row of `gate_up` is the gate's F numbers, then the F of up.
 
@@ -325,6 +625,7 @@ def silu_and_mul(out: torch.Tensor, gate_up: torch.Tensor) -> None:
     _cpu.silu_and_mul(out, gate_up, torch.get_num_threads())
 
 
+@_on_device
 def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
 
@@ -340,6 +641,7 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+@_on_device
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
     """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
 
@@ -358,6 +660,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torc
     _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
+@_on_device
 def process_logits(
     logits: torch.Tensor,
     rows: torch.Tensor,
@@ -414,6 +717,7 @@ def process_logits(
     )
 
 
+@_on_device
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -482,3 +786,20 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     if not all(0 <= word < 1 << 32 for word in (*counter, *key)):
         raise ValueError(f"philox4x32: expected unsigned 32-bit words, got counter {counter} and key {key}.")
     return _cpu.philox4x32(*counter, *key)
+
+
+def read_bandwidth(num_bytes: int = 1 << 29, seconds: float = 0.5) -> float:
+    """Bytes a second that the kernels' threads can read from memory, the best pass of about `seconds`.
+
+    Args:
+        num_bytes: size of the buffer, allocated for the call; several times the caches, or they are measured.
+
+    Raises:
+        ValueError: `num_bytes` is below 1.
+    """
+    return _cpu.read_bandwidth(num_bytes, seconds, torch.get_num_threads())
+
+
+def multiply_add_peak(seconds: float = 0.5) -> float:
+    """Floating-point operations a second in registers (a fused multiply-add is two), on all threads, with `isa()`."""
+    return _cpu.multiply_add_peak(seconds, torch.get_num_threads())

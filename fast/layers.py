@@ -49,7 +49,7 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, F]."""
-        y = torch.empty(len(x), self.weight.out_features)  # [T, F]
+        y = kernels.empty(len(x), self.weight.out_features)  # [T, F]
         kernels.linear(y, x, self.weight, self.bias)
         return y
 
@@ -82,7 +82,7 @@ class RMSNorm:
             kernels.head_rms_norm(x, self.weight, self.eps)
             return x
         if residual is None:
-            normed = torch.empty_like(x)  # [T, C]
+            normed = kernels.empty(*x.shape)  # [T, C]
             kernels.rms_norm(normed, x, self.weight, self.eps)
             return normed
         kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
@@ -121,7 +121,7 @@ class RotaryEmbedding:
         angles = np.arange(max_position, dtype=np.float32)[:, None] * frequencies  # [max_position, D/2]
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)  # [max_position, D]
         table *= np.float32(scaling.attention_factor if scaling else 1)
-        self.cos_sin_cache = torch.from_numpy(table)
+        self.cos_sin_cache = kernels.place(torch.from_numpy(table))
 
     def __call__(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
@@ -134,7 +134,7 @@ class RotaryEmbedding:
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of a row that holds both, gate first: [T, 2F] -> [T, F]. silu(x) = x / (1 + e^-x)."""
     num_tokens, width = gate_up.shape
-    activated = torch.empty((num_tokens, width // 2), dtype=gate_up.dtype, device=gate_up.device)  # [T, F]
+    activated = kernels.empty(num_tokens, width // 2)  # [T, F]
     kernels.silu_and_mul(activated, gate_up)
     return activated
 

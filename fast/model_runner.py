@@ -4,6 +4,7 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
+- The model is recorded and replayed in one call: see `fast/plan.py` for the CPU, `fast/device_forward.py` for a GPU.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -18,9 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fast import kernels
 from fast.block_transfer import BlockTransfer
+from fast.device_forward import DeviceForward
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
+from fast.plan import PlannedForward
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
@@ -84,25 +88,30 @@ class ModelRunner:
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, speculator: Speculator | None = None
     ) -> None:
-        if config.device != "cpu":
-            raise ValueError(f"The fast tier runs on the CPU only: pass device='cpu', not {config.device!r}.")
         model, cache = config.model, config.cache
         self.config = config
         self.speculator = speculator
-        self.model = get_model_class(model.architecture)(model, checkpoint)
+        self.device = kernels.on_device(config.device, getattr(torch, config.dtype))
         self.sampler = Sampler()
         # [N, B, Hkv, D]
         shape = (cache.num_blocks, cache.block_size, model.num_key_value_heads, model.head_dim)
-        # NumPy's zeros are pages that come into being when first written; torch.zeros writes all of them now.
-        self.kv_caches = [
-            (torch.from_numpy(np.zeros(shape, np.float32)), torch.from_numpy(np.zeros(shape, np.float32)))
-            for _ in range(model.num_hidden_layers)
-        ]
-        self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
+        with kernels.using(self.device):
+            self.model = get_model_class(model.architecture)(model, checkpoint)
+            self.kv_caches = [
+                (kernels.empty_cache(*shape), kernels.empty_cache(*shape))
+                for _ in range(model.num_hidden_layers)
+            ]
+            self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
+        forward = PlannedForward if self.device is None else DeviceForward
+        self.forward = forward(self.model, self.kv_caches, config)
         self.batch = InputBatch(config)
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens' K and V, and the next token of each request that has caught up."""
+        with kernels.using(self.device):
+            return self._execute(schedule)
+
+    def _execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         self.batch.update_states(schedule)
         if self.speculator is not None:
             self.speculator.forget((*schedule.finished_req_ids, *schedule.preempted_req_ids))
@@ -112,19 +121,19 @@ class ModelRunner:
             return ModelRunnerOutput(sampled_token_ids={})
         step = self.batch.prepare_inputs(schedule)
         with torch.inference_mode():
+            step = self.forward.load(step)
             embeds = self._inputs_embeds(step)
-            # hidden is [T, C]
-            hidden = self.model.forward(
-                step.input_ids, step.positions, self.kv_caches, step.attention, embeds
-            )
+            hidden = self.forward(step, embeds)  # [T, C]
             prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampled_rows.requests):
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
                 return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
-            logits = self.model.compute_logits(hidden.index_select(0, step.logits_rows))  # [R, V]
+            logits = self._logits(hidden.index_select(0, step.logits_rows))  # [R, V]
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
             is_one_each = len(draws.rows) == len(logits)
-            drawn = logits if is_one_each else logits.index_select(0, torch.from_numpy(draws.rows))  # [M, V]
+            drawn = (
+                logits if is_one_each else logits.index_select(0, kernels.place(torch.from_numpy(draws.rows)))
+            )
             metadata = self._sampling_metadata(draws, schedule)
             # The sampler works in place on the rows it processes, and what is handed out is the model's.
             spoils_raw = drawn is logits and (metadata.processed_rows or metadata.bitmasks)
@@ -137,6 +146,10 @@ class ModelRunner:
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""
+        return self.model.compute_logits(hidden).float()
 
     def _inputs_embeds(self, step: StepInput) -> torch.Tensor | None:
         """[T, C]: given vectors at the positions of such prompts, and everywhere else the embedding of the token.
@@ -187,7 +200,7 @@ class ModelRunner:
             token_ids = batch.token_ids.values[row, start : min(end, num_prompt_tokens)].tolist()
             rows = hidden[computed.start : computed.start + len(token_ids)]  # [rows, C]
             parts = (rows[i : i + PROMPT_ROWS] for i in range(0, len(rows), PROMPT_ROWS))
-            logits = (self.model.compute_logits(part).numpy() for part in parts)
+            logits = (self._logits(part).cpu().numpy() for part in parts)
             found = top_prompt_logprobs(logits, start, token_ids, num_logprobs)
             if found is None:
                 errors[request_id] = NAN_LOGITS
@@ -261,7 +274,7 @@ class ModelRunner:
             num_logprobs = self.batch.num_logprobs.get(request_id)
             if not self.config.keep_logits and num_logprobs is None:
                 continue
-            values = logits[row : row + len(accepted)].numpy()  # [sampled tokens, V]
+            values = logits[row : row + len(accepted)].cpu().numpy()  # [sampled tokens, V]
             kept[request_id] = values
             if num_logprobs is not None:
                 for sequence, ids in enumerate([accepted, *([token] for token in drawn[1:] if is_birth)]):

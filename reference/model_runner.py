@@ -57,6 +57,11 @@ class ModelRunner:
     def __init__(
         self, config: EngineConfig, checkpoint: Checkpoint, speculator: Speculator | None = None
     ) -> None:
+        if (config.device, config.dtype) != ("cpu", "float32"):
+            raise ValueError(
+                f"The reference tier computes in float32 on the CPU, not in {config.dtype} on {config.device!r}: "
+                "use the fast tier for another device or dtype."
+            )
         model, cache = config.model, config.cache
         self.config = config
         self.speculator = speculator

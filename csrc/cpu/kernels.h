@@ -75,6 +75,15 @@ struct Embedding {
 };
 void embedding(const Embedding& args, int threads);
 
+struct PositionEmbedding {
+  Rows<float> out;                // [T, C]
+  const int64_t* positions;       // [T], rows of the table
+  const float* table;             // [P, C]
+  int64_t num_tokens;             // T
+  int64_t hidden_size;            // C
+};
+void position_embedding(const PositionEmbedding& args, int threads);
+
 struct RmsNorm {
   Rows<float> out;                // [T, C]
   Rows<const float> x;            // [T, C], may be `out`

@@ -11,6 +11,15 @@
 
 namespace twinfer::cpu {
 
+void position_embedding(const PositionEmbedding& args, int threads) {
+  const size_t bytes = static_cast<size_t>(args.hidden_size) * sizeof(float);
+  parallel_rows(args.num_tokens, args.hidden_size, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      std::memcpy(args.out[t], args.table + args.positions[t] * args.hidden_size, bytes);
+    }
+  });
+}
+
 void rms_norm(const RmsNorm& args, Isa isa, int threads) {
   const auto rows = TWINFER_DISPATCH(isa, rms_norm_rows);
   parallel_rows(args.num_tokens, args.hidden_size, threads,

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "cpu/parallel.h"
+#include "cpu/weight_memory.h"
 
 namespace twinfer::cpu {
 namespace {
 
-constexpr std::align_val_t kCacheLine{64};
 constexpr int kBlockDepth = 32;  // of all quantised types
 
 float half_to_float(uint16_t half) {
@@ -106,8 +105,6 @@ void pack_tile(const PackedMatrix::Part& part, int64_t first_row, const PackedTi
 
 }  // namespace
 
-void PackedMatrix::FreeMemory::operator()(uint8_t* memory) const { ::operator delete[](memory, kCacheLine); }
-
 PackedMatrix::PackedMatrix(const std::vector<Part>& parts, int64_t in_features, int tile_columns, int threads)
     : in_features_(in_features), tile_columns_(tile_columns) {
   struct Source {
@@ -127,7 +124,7 @@ PackedMatrix::PackedMatrix(const std::vector<Part>& parts, int64_t in_features, 
     }
     out_features_ += part.num_rows;
   }
-  memory_.reset(static_cast<uint8_t*>(::operator new[](num_bytes_, kCacheLine)), FreeMemory{});
+  memory_ = allocate_weights(num_bytes_);
   const auto work = static_cast<int64_t>(num_bytes_);
   parallel_for(static_cast<int64_t>(tiles_.size()), work, threads, [&](int64_t index, int) {
     const Source& source = sources[static_cast<size_t>(index)];

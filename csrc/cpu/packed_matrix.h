@@ -61,10 +61,6 @@ class PackedMatrix {
   void unpack_row(int64_t row, float* out) const;
 
  private:
-  struct FreeMemory {
-    void operator()(uint8_t* memory) const;
-  };
-
   int64_t in_features_;
   int64_t out_features_ = 0;
   int tile_columns_;

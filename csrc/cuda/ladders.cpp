@@ -18,6 +18,10 @@ const std::vector<Ladder>& ladders() {
       {"rotary", {"v1_pair", "v2_token"}},
       {"softmax", {"v1_naive", "v2_shuffle", "v3_online"}},
       {"argmax", {"v1_naive", "v2_tree", "v3_shuffle"}},
+      {"swap_blocks", {"v1_element", "v2_vectorised"}},
+      {"philox", {"v1_word", "v2_block"}},
+      {"penalties", {"v1_naive", "v2_block"}},
+      {"topk_topp_sample", {"v1_naive", "v2_block", "v3_eight_way"}},
   };
   return all;
 }

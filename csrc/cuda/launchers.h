@@ -25,6 +25,9 @@ const std::vector<Ladder>& ladders();
 // `name` as in ladders(), or empty for the best. Throws std::invalid_argument naming those there are.
 int rung_number(const std::string& operation, const std::string& name);
 
+// Launches a kernel that does nothing.
+void probe(cudaStream_t stream);
+
 // With a residual: residual += x, then out = rms_norm(residual).
 template <class T>
 void rms_norm(const RmsNormArguments<T>& args, int rung, cudaStream_t stream);
@@ -55,5 +58,12 @@ template <class T>
 void softmax(const SoftmaxArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
 void argmax(const ArgmaxArguments<T>& args, int rung, cudaStream_t stream);
+
+template <class T>
+void swap_blocks(const SwapBlocksArguments<T>& args, int rung, cudaStream_t stream);
+void philox(const PhiloxArguments& args, int rung, cudaStream_t stream);
+void process_logits(const ProcessLogitsArguments& args, int rung, cudaStream_t stream);
+template <class T>
+void sample(const SampleArguments<T>& args, int rung, cudaStream_t stream);
 
 }  // namespace twinfer::device

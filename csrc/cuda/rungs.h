@@ -10,6 +10,8 @@
 
 namespace twinfer::device {
 
+constexpr int kMostGridRows = 65535;                  // the second dimension of a grid holds no more
+
 inline dim3 blocks_for(int64_t items, int threads) {
   return dim3(static_cast<unsigned>((items + threads - 1) / threads));
 }

@@ -383,8 +383,10 @@ __device__ __forceinline__ void mma_attend(const PagedAttentionArguments<T>& a, 
   mma.finish();
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    scratch.largest[warp][row + 8 * r] = mma.largest[r];      // all four lanes of a row write the same
-    scratch.sum[warp][row + 8 * r] = mma.sum[r];
+    if (column == 0) {                                // the four lanes of a row have the same
+      scratch.largest[warp][row + 8 * r] = mma.largest[r];
+      scratch.sum[warp][row + 8 * r] = mma.sum[r];
+    }
 #pragma unroll
     for (int tile = 0; tile < kHeadDim / 8; ++tile) {
       scratch.weighted[warp][row + 8 * r][4 * tile + column / 2] =

@@ -42,6 +42,10 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 
+namespace twinfer::device {
+inline void check(cudaError_t, const char*) {}
+}  // namespace twinfer::device
+
 template <class T>
 cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0) {
   std::memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
@@ -270,6 +274,9 @@ inline __nv_bfloat162 atomicAdd(__nv_bfloat162* p, __nv_bfloat162 v) {
 using std::max;
 using std::min;
 
+// Rounded to nearest on their own: never fused with a neighbour, here by -ffp-contract=off.
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }

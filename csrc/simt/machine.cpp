@@ -109,7 +109,7 @@ class Machine {
  public:
   void begin(const Shape& shape, const std::function<void()>& kernel, const Options& options, uint64_t seed);
   void run_block(uint3 index);
-  void end();
+  void end(bool abandoned);
 
   void* static_shared(const char* declaration, size_t bytes, const char* name, ValueType type, Site site);
   void* dynamic_shared(const char* name, ValueType type) {
@@ -156,6 +156,7 @@ class Machine {
   void check_shared(size_t bytes, Site site) const;
   std::string waiting_text(const Thread& thread) const;
   [[noreturn]] void report_deadlock() const;
+  void* take_race_thread();
   void keep_race_threads();
   void drop_race_threads();
 
@@ -165,7 +166,8 @@ class Machine {
   Thread* current_ = nullptr;
   Context runner_;
   void* runner_thread_ = nullptr;                    // ThreadSanitizer's
-  std::vector<void*> ended_race_threads_;
+  std::vector<void*> ended_race_threads_;            // of this launch
+  std::vector<void*> idle_race_threads_;             // of earlier ones
   std::exception_ptr error_;
 
   Shape shape_{};
@@ -233,11 +235,15 @@ void Machine::run_block(uint3 index) {
   keep_race_threads();
 }
 
-void Machine::end() {
+void Machine::end(bool abandoned) {
   arenas_.clear();
   arrays_.clear();
   keep_race_threads();            // of a block that was abandoned
-  drop_race_threads();
+  if (abandoned) return drop_race_threads();
+  // Making them takes ThreadSanitizer most of its time. The next launch comes after this one in any case, so it may
+  // have them again; one that stopped in the middle of a kernel is of no more use.
+  idle_race_threads_.insert(idle_race_threads_.end(), ended_race_threads_.begin(), ended_race_threads_.end());
+  ended_race_threads_.clear();
 }
 
 void Machine::prepare_threads() {
@@ -246,7 +252,7 @@ void Machine::prepare_threads() {
   warps_.resize((count + kWarp - 1) / kWarp);
   for (Thread* thread : order_) {
     thread->fiber.reset(&Machine::fiber_entry);
-    thread->race_thread = sanitizers::new_thread();
+    thread->race_thread = take_race_thread();
     thread->state = State::kReady;
     thread->open_copies.clear();
     thread->copy_groups.clear();
@@ -486,6 +492,13 @@ void Machine::check_source_lane(const char* name, unsigned mask, int source, Sit
        ", which takes no part.");
 }
 
+void* Machine::take_race_thread() {
+  if (idle_race_threads_.empty()) return sanitizers::new_thread();
+  void* thread = idle_race_threads_.back();
+  idle_race_threads_.pop_back();
+  return thread;
+}
+
 void Machine::keep_race_threads() {
   if (!sanitizers::kRaces) return;
   for (Thread* thread : order_) {
@@ -571,7 +584,7 @@ void run_blocks(Launch& launch) {
   }
   // The order matters: the threads' writes to shared memory come before it is freed.
   sanitizers::happens_after(&done_tag);
-  if (begun) machine->end();
+  if (begun) machine->end(launch.failed);
   machine = nullptr;
   pool().put_back(std::move(taken));
 }

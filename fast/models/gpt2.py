@@ -11,11 +11,11 @@ C is the hidden size, F the intermediate size, P the number of positions; the ot
 from __future__ import annotations
 
 import torch
-import torch.nn.functional
 
+from fast import kernels
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import LayerNorm, Linear, gelu
-from fast.models.weights import as_tensor, embedding, packed_matrix
+from fast.models.weights import as_tensor, embedding, packed_matrix, parameter
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
@@ -23,12 +23,12 @@ KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B,
 
 
 def _linear(checkpoint: Checkpoint, name: str) -> Linear:
-    weight, bias = (as_tensor(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
-    return Linear(weight.t(), bias)
+    weight = as_tensor(checkpoint.tensor(f"{name}.weight"))
+    return Linear(weight.t(), parameter(checkpoint.tensor(f"{name}.bias")))
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> LayerNorm:
-    weight, bias = (as_tensor(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
+    weight, bias = (parameter(checkpoint.tensor(f"{name}.{kind}")) for kind in ("weight", "bias"))
     return LayerNorm(weight, bias, config.rms_norm_eps)
 
 
@@ -97,7 +97,7 @@ class GPT2LMHeadModel:
 
     def __init__(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         self.wte = packed_matrix(checkpoint, "transformer.wte.weight")  # [V, C]
-        self.wpe = as_tensor(checkpoint.tensor("transformer.wpe.weight"))  # [P, C]
+        self.wpe = parameter(checkpoint.tensor("transformer.wpe.weight"))  # [P, C]
         self.layers = [
             GPT2Block(config, checkpoint, f"transformer.h.{i}") for i in range(config.num_hidden_layers)
         ]
@@ -120,9 +120,8 @@ class GPT2LMHeadModel:
     ) -> torch.Tensor:
         """Run all layers over a flat batch; arguments and result as in `LlamaForCausalLM.forward`."""
         hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
-        residual = torch.nn.functional.embedding(
-            positions, self.wpe
-        )  # [T, C], to which the first norm adds the tokens
+        residual = kernels.empty(*hidden.shape)  # [T, C], to which the first norm adds the tokens
+        kernels.position_embedding(residual, positions, self.wpe)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(hidden, residual, kv_cache, metadata)
         hidden, _ = self.ln_f(hidden, residual)

@@ -17,7 +17,7 @@ import torch
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
 from fast.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
-from fast.models.weights import as_tensor, embedding, packed_matrix
+from fast.models.weights import embedding, packed_matrix, parameter
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
 
@@ -27,12 +27,12 @@ KVCache = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer, each [N, B,
 def _linear(checkpoint: Checkpoint, prefix: str, *names: str, bias: bool) -> Linear:
     """Projections of one input as one: weights [out, in] and biases [out] are stacked along `out`."""
     weight = packed_matrix(checkpoint, *(f"{prefix}.{name}.weight" for name in names))
-    biases = [as_tensor(checkpoint.tensor(f"{prefix}.{name}.bias")) for name in names] if bias else []
+    biases = [parameter(checkpoint.tensor(f"{prefix}.{name}.bias")) for name in names] if bias else []
     return Linear(weight, torch.cat(biases) if bias else None)
 
 
 def _norm(checkpoint: Checkpoint, name: str, config: ModelConfig) -> RMSNorm:
-    return RMSNorm(as_tensor(checkpoint.tensor(f"{name}.weight")), config.rms_norm_eps)
+    return RMSNorm(parameter(checkpoint.tensor(f"{name}.weight")), config.rms_norm_eps)
 
 
 class LlamaAttention:
@@ -109,12 +109,18 @@ class LlamaDecoderLayer:
         self,
         positions: torch.Tensor,
         hidden: torch.Tensor,
-        residual: torch.Tensor,
+        residual: torch.Tensor | None,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden [T, C], residual [T, C]) -> the same pair after this layer; both are overwritten."""
-        hidden, residual = self.input_layernorm(hidden, residual)
+        """(hidden [T, C], residual [T, C]) -> the same pair after this layer; both are overwritten.
+
+        The first layer has no residual yet: its input is the stream.
+        """
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm(hidden, residual)
         hidden = self.self_attn.forward(positions, hidden, kv_cache, metadata)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
         return self.mlp.forward(hidden), residual
@@ -168,9 +174,10 @@ class LlamaForCausalLM:
             [T, C], the final norm applied.
         """
         hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # [T, C]
-        residual = torch.zeros_like(hidden)  # [T, C]
+        residual: torch.Tensor | None = None  # [T, C] from the first layer on
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             hidden, residual = layer.forward(positions, hidden, residual, kv_cache, metadata)
+        assert residual is not None  # a model has layers
         hidden, _ = self.norm(hidden, residual)
         return hidden
 

@@ -23,6 +23,11 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
+def parameter(array: np.ndarray) -> torch.Tensor:
+    """A norm, a bias or a table of positions, where the kernels read it."""
+    return kernels.parameter(as_tensor(array))
+
+
 def packed_matrix(checkpoint: Checkpoint, *names: str) -> PackedMatrix:
     """Matrices [out, in] of one input as one, stacked along `out`; each may have its own type.
 
@@ -42,7 +47,7 @@ def packed_matrix(checkpoint: Checkpoint, *names: str) -> PackedMatrix:
 
 
 def embedding(ids: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
-    """Rows of a packed matrix in float32: int32 [T] and [V, C] -> [T, C]."""
-    rows = torch.empty(len(ids), weight.in_features)  # [T, C]
+    """Rows of a packed matrix as numbers: int32 [T] and [V, C] -> [T, C]."""
+    rows = kernels.empty(len(ids), weight.in_features)  # [T, C]
     kernels.embedding(rows, ids, weight)
     return rows

@@ -189,6 +189,7 @@ class EngineConfig:
     seed: int = 0
     speculative: SpeculativeConfig | None = None
     device: str = "cpu"
+    dtype: str = "float32"  # of weights, activations and KV cache; or "bfloat16"
     trace: bool = False  # record a StepTrace for every step
     keep_logits: bool = False  # the runner hands out the logits rows it sampled from (twinfer diff)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from reference.contracts.config import (
@@ -16,10 +16,12 @@ from reference.contracts.config import (
     SpeculativeConfig,
     cdiv,
 )
+from reference.contracts.protocols import Checkpoint, Tier
 from reference.frontend.speculative import SpeculativeArgs
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_KV_CACHE_MEMORY = 512 * 1024**2  # bytes
+BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2}  # by dtype
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,18 @@ class EngineArgs:
         async_scheduling: plan a step while the one before it is still computed.
         num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
         kv_cache_memory: bytes for the pool; unless given, 512 MiB, or less where max_num_seqs requests of full length
-            need less.
+            need less. On "cuda", what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: share of a GPU's memory for model, largest step and pool together, in (0, 1]; the step
+            is run once to measure it. Without effect on other devices, and where the pool has a size.
         max_model_len: longest sequence in tokens; the model's own limit unless given.
         seed: from which requests without a seed get theirs.
         speculative: who guesses tokens that the model then checks several of in one step, as a table:
             `{"method": "ngram", "num_speculative_tokens": 4}` or
             `{"method": "draft_model", "model": "...", "num_speculative_tokens": 4}`; its other keys are those of
             `SpeculativeArgs`.
-        device: "auto" or "cpu".
+        device: "cpu", "cuda" (an NVIDIA GPU), "simt" (the CUDA kernels on the CPU, slowly), or "auto": "cuda" where one
+            can be used, else "cpu". The reference tier has "cpu" alone.
+        dtype: "float32", or "bfloat16" on "cuda" and "simt": half the memory, and other tokens now and then.
         trace: record a StepTrace for every step.
         keep_logits: keep the logits each token was drawn from (for comparing tiers).
 
@@ -71,18 +77,29 @@ class EngineArgs:
     async_scheduling: bool = False
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     seed: int = 0
     speculative: Mapping[str, Any] | None = field(default=None, hash=False)
     device: str = "auto"
+    dtype: str = "float32"
     trace: bool = False
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model must be a name or a path, got {self.model!r}.")
-        if self.device not in ("auto", "cpu"):
-            raise ValueError(f"device must be 'auto' or 'cpu', got {self.device!r}.")
+        if self.device not in ("auto", "cpu", "cuda", "simt"):
+            raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'simt', got {self.device!r}.")
+        if self.dtype not in BYTES_PER_NUMBER:
+            raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}.")
+        utilization = self.gpu_memory_utilization
+        if (
+            isinstance(utilization, bool)
+            or not isinstance(utilization, float | int)
+            or not 0 < utilization <= 1
+        ):
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {utilization!r}.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -158,8 +175,28 @@ class EngineArgs:
             seed=self.seed,
             speculative=self._speculative_config(draft_model, max_model_len),
             device=default_device if self.device == "auto" else self.device,
+            dtype=self.dtype,
             trace=self.trace,
             keep_logits=self.keep_logits,
+        )
+
+    def fit_to_device(self, config: EngineConfig, tier: Tier, checkpoint: Checkpoint) -> EngineConfig:
+        """The same config with the pool that the device has room for, where it measures that and no size was given.
+
+        Raises:
+            ValueError: there is no room.
+        """
+        if self.num_blocks is not None or self.kv_cache_memory is not None:
+            return config
+        memory = tier.kv_cache_memory(config, checkpoint, self.gpu_memory_utilization)
+        if memory is None:
+            return config
+        most = self._num_blocks(config.model, config.scheduler.max_model_len, None, memory)
+        useful = self._num_useful_blocks(config.scheduler.max_model_len)
+        num_blocks = min(most, useful)
+        num_host_blocks = self._num_host_blocks(config.model, num_blocks)
+        return replace(
+            config, cache=replace(config.cache, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
         )
 
     def _speculative_config(
@@ -186,7 +223,7 @@ class EngineArgs:
         """Blocks of the model's pool, by number, by memory, or by what can be of use."""
         if num_blocks is not None:
             return num_blocks
-        block_bytes = model.kv_bytes_per_token() * self.block_size
+        block_bytes = self._block_bytes(model)
         memory = DEFAULT_KV_CACHE_MEMORY if kv_cache_memory is None else kv_cache_memory
         if memory < 2 * block_bytes:  # the null block and one to use
             raise ValueError(
@@ -196,14 +233,21 @@ class EngineArgs:
         if kv_cache_memory is not None:
             return memory // block_bytes
         # A tiny model would get hundreds of thousands of blocks, of which running requests can hold but a few.
-        return min(memory // block_bytes, self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1)
+        return min(memory // block_bytes, self._num_useful_blocks(max_model_len))
+
+    def _num_useful_blocks(self, max_model_len: int) -> int:
+        """What running requests of full length hold together, and the null block."""
+        return self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1
 
     def _num_host_blocks(self, model: ModelConfig, num_blocks: int) -> int:
         if self.preemption_mode != "swap":
             return 0
         if self.swap_space is None:
             return num_blocks - 1
-        return self.swap_space // (model.kv_bytes_per_token() * self.block_size)
+        return self.swap_space // self._block_bytes(model)
+
+    def _block_bytes(self, model: ModelConfig) -> int:
+        return model.kv_bytes_per_token(BYTES_PER_NUMBER[self.dtype]) * self.block_size
 
 
 _LEAST = {
@@ -227,7 +271,8 @@ def describe(config: EngineConfig) -> str:
     cache, limit = config.cache, config.scheduler.max_model_len
     num_tokens = cache.num_usable_blocks * cache.block_size
     full_length = cache.num_usable_blocks / cdiv(limit, cache.block_size)
-    megabytes = cache.num_blocks * cache.block_size * config.model.kv_bytes_per_token() / 1024**2
+    bytes_per_token = config.model.kv_bytes_per_token(BYTES_PER_NUMBER[config.dtype])
+    megabytes = cache.num_blocks * cache.block_size * bytes_per_token / 1024**2
     return (
         f"KV cache: {cache.num_usable_blocks} blocks of {cache.block_size} tokens = {num_tokens} tokens "
         f"({megabytes:.0f} MiB), room for {full_length:.2f} requests of {limit} tokens."

@@ -13,7 +13,7 @@ from tests.kernels.test_build import ISAS
 
 SOURCES = [
     "csrc/tests/linear_shapes.cpp",
-    *(f"csrc/cpu/{name}.cpp" for name in ("isa", "linear", "packed_matrix", "thread_pool")),
+    *(f"csrc/cpu/{name}.cpp" for name in ("isa", "linear", "packed_matrix", "thread_pool", "weight_memory")),
 ]
 # As CMakeLists.txt has them, but with checks and less optimisation.
 FLAGS = [
