@@ -3,6 +3,8 @@
 // can change a token.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -19,11 +21,6 @@ namespace twinfer::cpu {
 namespace {
 
 constexpr double kGreedyTemperature = 1e-5;
-
-struct Candidate {
-  float logit;
-  int32_t id;
-};
 
 // Descending logit, ties by ascending id. Logits order candidates exactly as logit / temperature does in double:
 // two different floats are further apart than the rounding of the division.
@@ -66,8 +63,9 @@ class Draw {
         key_{static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)} {}
 
   void offer(float logit, int32_t id) {
-    const PhiloxCounter words = block(id / 4);
-    offer(logit, id, words[static_cast<size_t>(id % 4)]);
+    if (static_cast<double>(logit) < hopeless_) return;
+    if (id / 4 != last_index_) last_words_ = block(last_index_ = id / 4);
+    offer(logit, id, last_words_[static_cast<size_t>(id % 4)]);
   }
 
   // The ids [4 * index, 4 * index + count), which share one Philox block.
@@ -100,28 +98,82 @@ class Draw {
   double temperature_;
   uint32_t position_;
   PhiloxKey key_;
+  int32_t last_index_ = -1;  // candidates often come in the order of ids
+  PhiloxCounter last_words_{};
   double best_ = -std::numeric_limits<double>::infinity();
   double hopeless_ = -std::numeric_limits<double>::infinity();  // a logit below this cannot win
   int32_t id_ = std::numeric_limits<int32_t>::max();
 };
 
-// The k first candidates of `before`, in no order. A heap of the k best passes over the row once and rejects nearly
-// every logit with one comparison; with a large k partitioning the whole row is cheaper.
-void keep_top_k(const float* logits, int64_t vocab_size, int64_t k, std::vector<Candidate>& kept) {
-  if (k > vocab_size / 16) {
-    for (int64_t i = 0; i < vocab_size; ++i) kept.push_back({logits[i], static_cast<int32_t>(i)});
-    if (k < vocab_size) std::nth_element(kept.begin(), kept.begin() + k, kept.end(), before);
-    kept.resize(static_cast<size_t>(k));
-    return;
+// The passes over a row, in the instruction set of the call.
+struct Passes {
+  RowMax (*row_max)(const float* logits, int64_t size);
+  int64_t (*group_maxima)(const float* logits, int64_t size, float* maxima);
+  int64_t (*collect)(const float* logits, int64_t size, float lowest, Candidate* candidates);
+  double (*weigh)(const float* logits, int64_t size, double largest, double temperature, double* weights);
+};
+
+Passes passes_of(Isa isa) {
+  return {TWINFER_DISPATCH(isa, row_max), TWINFER_DISPATCH(isa, group_maxima), TWINFER_DISPATCH(isa, collect),
+          TWINFER_DISPATCH(isa, weigh)};
+}
+
+// A list in memory that is large enough for the vocabulary: bodies of parallel_for must not throw. It is no vector
+// because a vector writes to all of its memory first.
+class Candidates {
+ public:
+  explicit Candidates(Candidate* memory) : begin_(memory), end_(memory) {}
+
+  Candidate* begin() const { return begin_; }
+  Candidate* end() const { return end_; }
+  int64_t size() const { return end_ - begin_; }
+  Candidate& operator[](int64_t i) const { return begin_[i]; }
+  void clear() { end_ = begin_; }
+  void push_back(const Candidate& candidate) { *end_++ = candidate; }
+  void resize(int64_t size) { end_ = begin_ + size; }
+
+ private:
+  Candidate* begin_;
+  Candidate* end_;
+};
+
+// One thread's lists.
+struct Lists {
+  Candidates kept, border;
+  double* weights;                // [V]
+  float* maxima;                  // [V]
+
+  static size_t num_bytes(int64_t vocab_size) {
+    return static_cast<size_t>(vocab_size) * (2 * sizeof(Candidate) + sizeof(double) + sizeof(float));
   }
-  for (int64_t i = 0; i < k; ++i) kept.push_back({logits[i], static_cast<int32_t>(i)});
-  std::make_heap(kept.begin(), kept.end(), before);
-  for (int64_t i = k; i < vocab_size; ++i) {
-    // Ids ascend, so an equal logit comes after the worst one kept.
-    if (!(logits[i] > kept.front().logit)) continue;
-    std::pop_heap(kept.begin(), kept.end(), before);
-    kept.back() = {logits[i], static_cast<int32_t>(i)};
-    std::push_heap(kept.begin(), kept.end(), before);
+  static Lists at(char* memory, int64_t vocab_size) {
+    auto* weights = reinterpret_cast<double*>(memory);
+    auto* candidates = reinterpret_cast<Candidate*>(weights + vocab_size);
+    return {Candidates(candidates), Candidates(candidates + vocab_size), weights,
+            reinterpret_cast<float*>(candidates + 2 * vocab_size)};
+  }
+};
+
+// Sets `kept` to the tokens with a logit of at least `lowest`.
+void collect(const Passes& passes, const float* logits, int64_t vocab_size, float lowest, Candidates& kept) {
+  kept.resize(passes.collect(logits, vocab_size, lowest, kept.begin()));
+}
+
+// The k first candidates of `before`, in no order. Of the largest logits of small groups, the k-th is no larger than
+// the k-th of all: only logits from there on are looked at one by one.
+void keep_top_k(const Passes& passes, const float* logits, int64_t vocab_size, int64_t k, Lists& lists) {
+  float lowest = -std::numeric_limits<float>::infinity();
+  const int64_t groups = passes.group_maxima(logits, vocab_size, lists.maxima);
+  if (k <= groups) {
+    float* nth = lists.maxima + k - 1;
+    std::nth_element(lists.maxima, nth, lists.maxima + groups, std::greater<float>());
+    lowest = *nth;
+  }
+  Candidates& kept = lists.kept;
+  collect(passes, logits, vocab_size, lowest, kept);
+  if (k < kept.size()) {
+    std::nth_element(kept.begin(), kept.begin() + k, kept.end(), before);
+    kept.resize(k);
   }
 }
 
@@ -131,49 +183,85 @@ double weight(float logit, float largest, double temperature) {
 
 // Cuts `kept`, which is sorted, after the candidate whose cumulative probability reaches top_p. `total` is the sum
 // of the weights over which probabilities are taken.
-void keep_top_p(float largest, double total, const RowParams& row, std::vector<Candidate>& kept) {
+void keep_top_p(float largest, double total, const RowParams& row, Candidates& kept) {
   double cumulative = 0.0;
-  size_t count = 0;
+  int64_t count = 0;
   while (count < kept.size() && cumulative < row.top_p) {
     cumulative += weight(kept[count++].logit, largest, row.temperature) / total;
   }
   kept.resize(count);
 }
 
-void sort_and_keep_top_p(float largest, const RowParams& row, std::vector<Candidate>& kept) {
+void sort_and_keep_top_p(float largest, const RowParams& row, Candidates& kept) {
   std::sort(kept.begin(), kept.end(), before);
   double total = 0.0;
   for (const Candidate& c : kept) total += weight(c.logit, largest, row.temperature);
   keep_top_p(largest, total, row, kept);
 }
 
+// Buckets of equal width for the logits in [lowest, largest], the largest in bucket 0.
+struct Buckets {
+  static constexpr int kCount = 4096;
+  float largest;
+  float scale;
+
+  Buckets(float largest_logit, float lowest)
+      : largest(largest_logit), scale(static_cast<float>(kCount - 1) / std::max(largest_logit - lowest, 1e-30f)) {}
+  // Never descends as the logit falls.
+  int operator()(float logit) const { return std::min(static_cast<int>((largest - logit) * scale), kCount - 1); }
+};
+
+constexpr int64_t kSortable = 512;  // candidates that are sorted sooner than spread over buckets
+
+// The last candidate that top-p keeps, among `candidates` and none of the others. Weights are summed by bucket, and only
+// the bucket in which the sum reaches top_p is sorted.
+Candidate last_of_top_p(const Candidates& candidates, const Buckets& bucket_of, double target,
+                        const double* weights, Candidates& border) {
+  double sums[Buckets::kCount] = {};
+  for (const Candidate& c : candidates) sums[bucket_of(c.logit)] += weights[c.id];
+  int bucket = 0;
+  double cumulative = 0.0;
+  while (bucket < Buckets::kCount - 1 && cumulative + sums[bucket] < target) cumulative += sums[bucket++];
+  border.clear();
+  for (const Candidate& c : candidates) {
+    if (bucket_of(c.logit) == bucket) border.push_back(c);
+  }
+  std::sort(border.begin(), border.end(), before);
+  int64_t last = 0;
+  while (last + 1 < border.size() && (cumulative += weights[border[last].id]) < target) ++last;
+  return border[last];
+}
+
 // Top-p over the whole vocabulary without sorting it. All tokens of probability below (1 - top_p) / V hold less
 // than 1 - top_p together, so the prefix reaches top_p before any of them; half of that leaves room for rounding.
-void keep_top_p_of_all(const float* logits, int64_t vocab_size, float largest, const RowParams& row,
-                       std::vector<Candidate>& kept) {
-  double total = 0.0;
-  for (int64_t i = 0; i < vocab_size; ++i) total += weight(logits[i], largest, row.temperature);
+void keep_top_p_of_all(const Passes& passes, const float* logits, int64_t vocab_size, float largest,
+                       const RowParams& row, Lists& lists) {
+  const double total = passes.weigh(logits, vocab_size, largest, row.temperature, lists.weights);
   const double smallest = 0.5 * (1.0 - row.top_p) / static_cast<double>(vocab_size) * total;
-  const double lowest = static_cast<double>(largest) / row.temperature + std::log(smallest);
-  for (int64_t i = 0; i < vocab_size; ++i) {
-    if (static_cast<double>(logits[i]) / row.temperature < lowest) continue;
-    kept.push_back({logits[i], static_cast<int32_t>(i)});
+  const auto lowest = static_cast<float>(largest + std::log(smallest) * row.temperature);
+  Candidates& kept = lists.kept;
+  collect(passes, logits, vocab_size, lowest, kept);
+  if (kept.size() <= kSortable) {
+    std::sort(kept.begin(), kept.end(), before);
+    return keep_top_p(largest, total, row, kept);
   }
-  std::sort(kept.begin(), kept.end(), before);
-  keep_top_p(largest, total, row, kept);
+  const Candidate last = last_of_top_p(kept, Buckets(largest, lowest), row.top_p * total, lists.weights,
+                                       lists.border);
+  const auto is_cut = [&](const Candidate& c) { return before(last, c); };
+  kept.resize(std::remove_if(kept.begin(), kept.end(), is_cut) - kept.begin());
 }
 
 // The tokens at least min_p times as likely as the most likely one, then top-k and top-p among them.
 void keep_min_p(const float* logits, int64_t vocab_size, float largest, const RowParams& row,
-                std::vector<Candidate>& kept) {
+                Candidates& kept) {
   const double lowest = static_cast<double>(largest) / row.temperature + std::log(row.min_p);
   for (int64_t i = 0; i < vocab_size; ++i) {
     if (static_cast<double>(logits[i]) / row.temperature < lowest) continue;
     kept.push_back({logits[i], static_cast<int32_t>(i)});
   }
-  if (row.top_k < static_cast<int64_t>(kept.size())) {
+  if (row.top_k < kept.size()) {
     std::nth_element(kept.begin(), kept.begin() + row.top_k, kept.end(), before);
-    kept.resize(static_cast<size_t>(row.top_k));
+    kept.resize(row.top_k);
   }
   if (row.top_p < 1.0) sort_and_keep_top_p(largest, row, kept);
 }
@@ -187,8 +275,18 @@ int64_t draw_from_all(const float* logits, int64_t vocab_size, int32_t most_like
   return draw.id();
 }
 
-int64_t sample_row(const float* logits, int64_t vocab_size, const RowMax& top, const RowParams& row,
-                   std::vector<Candidate>& kept) {
+// Candidates in ascending order of ids may share Philox blocks.
+int64_t draw_from(const Candidates& kept, const RowMax& top, const RowParams& row) {
+  Draw draw(row);
+  draw.offer(top.value, top.id);
+  for (const Candidate& c : kept) draw.offer(c.logit, c.id);
+  return draw.id();
+}
+
+int64_t sample_row(const Passes& passes, const float* logits, int64_t vocab_size, const RowParams& row,
+                   Lists& lists) {
+  const RowMax top = passes.row_max(logits, vocab_size);
+  Candidates& kept = lists.kept;
   if (top.has_nan) return -1;
   if (row.temperature < kGreedyTemperature) return top.id;
   const bool all_k = row.top_k == vocab_size, all_p = row.top_p >= 1.0, all_min_p = row.min_p <= 0.0;
@@ -197,14 +295,12 @@ int64_t sample_row(const float* logits, int64_t vocab_size, const RowMax& top, c
   if (!all_min_p) {
     keep_min_p(logits, vocab_size, top.value, row, kept);
   } else if (all_k) {
-    keep_top_p_of_all(logits, vocab_size, top.value, row, kept);
+    keep_top_p_of_all(passes, logits, vocab_size, top.value, row, lists);
   } else {
-    keep_top_k(logits, vocab_size, row.top_k, kept);
+    keep_top_k(passes, logits, vocab_size, row.top_k, lists);
     if (!all_p) sort_and_keep_top_p(top.value, row, kept);
   }
-  Draw draw(row);
-  for (const Candidate& c : kept) draw.offer(c.logit, c.id);
-  return draw.id();
+  return draw_from(kept, top, row);
 }
 
 RowParams row_params(const Sample& args, int64_t r) {
@@ -289,16 +385,16 @@ void process_logits(const ProcessLogits& args, Isa isa, int threads) {
 }
 
 void sample(const Sample& args, Isa isa, int threads) {
-  const auto row_max = TWINFER_DISPATCH(isa, row_max);
+  const Passes passes = passes_of(isa);
   const int64_t work = args.num_rows * args.vocab_size;
-  // One list of candidates for each thread, large enough from the start: bodies of parallel_for must not throw.
   const size_t team = worth_a_team(args.num_rows, work, threads) ? static_cast<size_t>(threads) : 1;
-  std::vector<std::vector<Candidate>> kept(team);
-  for (auto& list : kept) list.reserve(static_cast<size_t>(args.vocab_size));
+  const size_t list_bytes = (Lists::num_bytes(args.vocab_size) + 63) / 64 * 64;
+  thread_local std::vector<char> memory;  // of the calling thread, kept from call to call
+  if (memory.size() < team * list_bytes) memory.resize(team * list_bytes);
+  char* lists = memory.data();
   parallel_for(args.num_rows, work, threads, [&](int64_t r, int thread) {
-    const float* logits = args.logits[r];
-    args.out[r] = sample_row(logits, args.vocab_size, row_max(logits, args.vocab_size), row_params(args, r),
-                             kept[static_cast<size_t>(thread)]);
+    Lists own = Lists::at(lists + list_bytes * static_cast<size_t>(thread), args.vocab_size);
+    args.out[r] = sample_row(passes, args.logits[r], args.vocab_size, row_params(args, r), own);
   });
 }
 
