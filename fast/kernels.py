@@ -16,6 +16,7 @@ the same bits for a row alone, in any batch and with any number of threads; only
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import weakref
@@ -23,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -42,6 +44,17 @@ except ImportError as error:
         "`pip install --no-build-isolation -e .` in the repository."
     ) from error
 
+
+def _cuda_module() -> ModuleType | None:
+    """`fast._cuda`, where it was built."""
+    try:
+        return importlib.import_module("fast._cuda")
+    except ImportError:
+        return None
+
+
+_cuda = _cuda_module()
+
 # The kernels run on as many threads as torch is set to. Torch knows the cores, but not the limits of a container.
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(available_cores())
@@ -58,38 +71,59 @@ def isa() -> str:
     return _ISA
 
 
+def why_no_gpu() -> str | None:
+    """None when the device "cuda" can be used here, else one sentence that says what is missing."""
+    if _cuda is None:
+        return "The kernels for GPUs are not built: install nvcc and build with `TWINFER_CUDA=ON make clean setup`."
+    if not torch.cuda.is_available():
+        return "Torch sees no GPU: it needs an NVIDIA GPU, its driver, and a torch that was built for CUDA."
+    try:
+        _cuda.probe()
+    except RuntimeError as error:
+        return f"The kernels do not run on this GPU ({error}): they are built for compute capability 8.0 and above."
+    return None
+
+
 def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm_80") -> Ladder:
-    """The CUDA kernels for a device: "simt" runs them on the CPU, one fiber a CUDA thread, on CPU tensors.
+    """The CUDA kernels for a device.
 
     Args:
-        device: "simt".
-        seed, threads, architecture: see `Ladder`.
+        device: "cuda", on tensors of the GPU; or "simt", which runs them on the CPU, one fiber a CUDA thread, on CPU
+            tensors.
+        seed, threads, architecture: of the emulator, see `Ladder`.
 
     Raises:
-        ValueError: another device, or an option out of range.
+        ValueError: another device, one that cannot be used here, or an option out of range.
     """
-    if device != "simt":
-        raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
-    return Ladder(_simt, seed, threads, architecture)
+    if device == "simt":
+        return Ladder(_simt, seed, threads, architecture)
+    if device != "cuda":
+        raise ValueError(
+            f"device: expected 'cuda', or 'simt' for the CUDA kernels under the emulator, got {device!r}."
+        )
+    reason = why_no_gpu()
+    if reason is not None:
+        raise ValueError(f"device 'cuda' cannot be used here. {reason}")
+    assert _cuda is not None  # or there would be a reason
+    return Ladder(_cuda)
 
 
 def on_device(device: str, dtype: torch.dtype = torch.float32) -> DeviceKernels | None:
-    """What `using` takes to run a model on "cpu" (None), or on "simt": CUDA kernels under the emulator.
+    """What `using` takes to run a model on a device: None for "cpu".
 
     Args:
-        device: "cpu" or "simt".
+        device: "cpu", "cuda", or "simt": the CUDA kernels under the emulator.
         dtype: of weights, activations and the KV cache. The CPU's kernels compute in float32 alone.
 
     Raises:
-        ValueError: another device, or a dtype that it does not compute in.
+        ValueError: another device, one that cannot be used here, or a dtype that it does not compute in.
     """
     if device == "cpu":
         if dtype != torch.float32:
             raise ValueError(f"The CPU computes in float32 alone: leave dtype at float32, got {dtype}.")
         return None
-    return DeviceKernels(
-        ladder(device, threads=torch.get_num_threads()), torch.device("cpu"), dtype, _unpacked
-    )
+    memory = torch.device("cuda" if device == "cuda" else "cpu")
+    return DeviceKernels(ladder(device, threads=torch.get_num_threads()), memory, dtype, _unpacked)
 
 
 # Like `torch.inference_mode`, it belongs to the thread that runs the model: two engines on two devices may run at once.

@@ -44,8 +44,12 @@ class Ladder:
         """Raises ValueError for an unknown architecture, no thread at all, or a seed outside [0, 2 ** 64)."""
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed: expected an unsigned 64-bit number, got {self.seed}.")
-        is_gpu = self.module.__name__ == "fast._cuda"  # which has nothing to choose; launches go to the current stream
-        launch = self.module.Launch() if is_gpu else self.module.Launch(self.seed, self.threads, self.architecture)
+        is_gpu = (
+            self.module.__name__ == "fast._cuda"
+        )  # which has nothing to choose; launches go to the current stream
+        launch = (
+            self.module.Launch() if is_gpu else self.module.Launch(self.seed, self.threads, self.architecture)
+        )
         object.__setattr__(self, "_how", launch)
 
     @property

@@ -4,7 +4,7 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
-- On the CPU the model is recorded and replayed in one call, see `fast/plan.py`.
+- The model is recorded and replayed in one call: see `fast/plan.py` for the CPU, `fast/device_forward.py` for a GPU.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from fast import kernels
-from fast.attention import AttentionMetadata
 from fast.block_transfer import BlockTransfer
+from fast.device_forward import DeviceForward
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
 from fast.plan import PlannedForward
@@ -72,17 +72,6 @@ def _accepted_token_ids(draft_token_ids: Sequence[int], drawn_token_ids: Sequenc
     return list(drawn_token_ids[: num_accepted + is_token])
 
 
-def _placed(step: StepInput) -> StepInput:
-    """The same in the memory that the kernels read."""
-    return replace(
-        step,
-        input_ids=kernels.place(step.input_ids),
-        positions=kernels.place(step.positions),
-        attention=AttentionMetadata(*map(kernels.place, vars(step.attention).values())),
-        logits_rows=kernels.place(step.logits_rows),
-    )
-
-
 class ModelRunner:
     """Holds the weights, the KV cache and the batch.
 
@@ -113,9 +102,8 @@ class ModelRunner:
                 for _ in range(model.num_hidden_layers)
             ]
             self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
-        self.planned_forward = None
-        if self.device is None:
-            self.planned_forward = PlannedForward(self.model, self.kv_caches, config)
+        forward = PlannedForward if self.device is None else DeviceForward
+        self.forward = forward(self.model, self.kv_caches, config)
         self.batch = InputBatch(config)
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
@@ -131,11 +119,11 @@ class ModelRunner:
             self.block_transfer.execute(schedule)  # also in a step that does nothing but preempt
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
-        step = _placed(self.batch.prepare_inputs(schedule))
+        step = self.batch.prepare_inputs(schedule)
         with torch.inference_mode():
+            step = self.forward.load(step)
             embeds = self._inputs_embeds(step)
-            # hidden is [T, C]
-            hidden = self._forward(step, embeds)
+            hidden = self.forward(step, embeds)  # [T, C]
             prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampled_rows.requests):
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
@@ -157,15 +145,6 @@ class ModelRunner:
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
-
-    def _forward(self, step: StepInput, embeds: torch.Tensor | None) -> torch.Tensor:
-        """[T, C]; it holds until the next step."""
-        if self.planned_forward is not None:
-            return self.planned_forward(step, embeds)
-        hidden: torch.Tensor = self.model.forward(
-            step.input_ids, step.positions, self.kv_caches, step.attention, embeds
-        )
-        return hidden
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""

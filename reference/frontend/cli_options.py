@@ -323,6 +323,10 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
         "kv-cache-memory", "size of the pool: bytes, or 512MiB, 1GiB", "512MiB, less for a small model",
         type=parse_memory, metavar="SIZE",
     )  # fmt: skip
+    add(
+        "gpu-memory-utilization", "share of a GPU's memory for model, largest step and pool",
+        type=float, metavar="SHARE",
+    )  # fmt: skip
     add("max-model-len", "longest sequence in tokens", "the model's limit", **number)
     add(
         "speculative",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
 
 from fast import kernels
 from fast.ladder import Ladder
+from tests.devices import DEVICE, Elsewhere
 
 # Absolute, times max(1, largest |expected|), for inputs of N(0, 1). The 16-bit types round what they store at 5e-4 and
 # 4e-3 of a number: half a step of the result, and half a step of what is stored in between.
@@ -16,8 +18,8 @@ ELEMENTWISE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 ATTENTION = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-# Ascending order on one OS thread, and two drawn orders with blocks spread over two.
-ORDERS = [(0, 1), (1, 2), (2, 2)]
+# Ascending order on one OS thread, and two drawn orders with blocks spread over two. A GPU has its own.
+ORDERS = [(0, 1), (1, 2), (2, 2)] if DEVICE == "simt" else [(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,13 @@ class Rung:
         return DTYPES[1:] if self.name.endswith("tensor_cores") else DTYPES
 
 
+def ladder(seed: int, threads: int) -> Ladder:
+    """Of the device that the tests are for, for tensors of the CPU."""
+    if DEVICE == "simt":
+        return kernels.ladder(DEVICE, seed=seed, threads=threads)
+    return cast(Ladder, Elsewhere(kernels.ladder(DEVICE), DEVICE))
+
+
 def rungs_of(operation: str) -> tuple[str, ...]:
     return kernels.ladder("simt").rungs[operation]
 
@@ -42,7 +51,7 @@ def every_rung(operation: str) -> pytest.MarkDecorator:
     """Parametrizes `rung` over the operation's rungs, each under every order of threads."""
     cases = [
         pytest.param(
-            Rung(name, operation, kernels.ladder("simt", seed=seed, threads=threads)),
+            Rung(name, operation, ladder(seed, threads)),
             id=f"{name}-order{seed}",
         )
         for name in rungs_of(operation)
