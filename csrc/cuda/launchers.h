@@ -38,9 +38,9 @@ void cache_write(const CacheWriteArguments<T>& args, int rung, cudaStream_t stre
 template <class T>
 void copy_blocks(const CopyBlocksArguments<T>& args, int rung, cudaStream_t stream);
 
-// How many splits v4 and v5 make of the longest context, `max_context` positions.
+// How many splits v4 to v6 make of the longest context, `max_context` positions.
 int num_splits(int max_context);
-// `max_context`: the most positions that any query sees. Rungs 4 and 5 need the arguments' split memory.
+// `max_context`: the most positions that any query sees. Rungs from 4 on need the arguments' split memory.
 template <class T>
 void paged_attention(const PagedAttentionArguments<T>& args, int max_context, int rung, cudaStream_t stream);
 

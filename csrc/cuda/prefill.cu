@@ -28,7 +28,14 @@ dim3 tile_grid(const PrefillAttentionArguments<T>& args, int max_query, int tile
 }
 
 template <class T, int kHeadDim>
-void launch_tiled(const PrefillAttentionArguments<T>& args, int max_query, cudaStream_t stream) {
+void launch_tiled(const PrefillAttentionArguments<T>& args, int max_query, int rung, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2 && kHeadDim > 0) {
+    if (rung == 3) {
+      launch(prefill_attention_v3_tensor_cores<T, kHeadDim>, tile_grid(args, max_query, kMmaPairs),
+             dim3(kPrefillThreads), 0, stream, args);
+      return;
+    }
+  }
   const size_t rows = kTilePairs + kTileKeys, stride = TileRows<T, kHeadDim>::stride(args.head_dim);
   launch(prefill_attention_v2_tiled<T, kHeadDim>, tile_grid(args, max_query, kTilePairs), dim3(kPrefillThreads),
          rows * stride * sizeof(T), stream, args);
@@ -39,13 +46,15 @@ void launch_tiled(const PrefillAttentionArguments<T>& args, int max_query, cudaS
 template <class T>
 void prefill_attention(const PrefillAttentionArguments<T>& args, int max_query, int rung, cudaStream_t stream) {
   if (args.num_tokens == 0) return;
-  if (rung == 1) return launch_naive_of_dim(args, stream);
   // Where 128-bit loads do not fit, the path for any head dim does.
   const bool fits =
       vectors_fit<T>(args.head_dim, {{args.query, args.query_stride}, {args.k_cache, 0}, {args.v_cache, 0}});
-  if (fits && args.head_dim == 64) return launch_tiled<T, 64>(args, max_query, stream);
-  if (fits && args.head_dim == 128) return launch_tiled<T, 128>(args, max_query, stream);
-  launch_tiled<T, 0>(args, max_query, stream);
+  const bool out_fits = vectors_fit<T>(args.head_dim, {{args.out, args.out_stride}});
+  rung = choose_tensor_cores<T>(rung, 3, args.head_dim, fits && out_fits);
+  if (rung == 1) return launch_naive_of_dim(args, stream);
+  if (fits && args.head_dim == 64) return launch_tiled<T, 64>(args, max_query, rung, stream);
+  if (fits && args.head_dim == 128) return launch_tiled<T, 128>(args, max_query, rung, stream);
+  launch_tiled<T, 0>(args, max_query, rung, stream);
 }
 
 #define INSTANTIATE(T) template void prefill_attention(const PrefillAttentionArguments<T>&, int, int, cudaStream_t);

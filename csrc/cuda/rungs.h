@@ -43,6 +43,19 @@ inline int choose_rung(int rung, int highest, bool fits) {
   return rung;
 }
 
+// `highest` is a rung on the tensor cores and the one before takes every call.
+template <class T>
+int choose_tensor_cores(int rung, int highest, int head_dim, bool fits) {
+  const bool takes = sizeof(T) == 2 && fits && (head_dim == 64 || head_dim == 128);
+  if (rung == kBestRung) return takes ? highest : highest - 1;
+  if (rung == highest && !takes) {
+    throw std::invalid_argument(
+        "rung: the tensor cores take float16 and bfloat16 with a head dim D of 64 or 128 whose rows start at multiples "
+        "of 16 bytes; use a lower rung.");
+  }
+  return rung;
+}
+
 #define TWINFER_FOR_EACH_TYPE(macro) macro(float) macro(__half) macro(__nv_bfloat16)
 
 }  // namespace twinfer::device

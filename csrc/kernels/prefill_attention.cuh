@@ -13,6 +13,10 @@
 // v2_tiled             16 (token, head) pairs    about 48 D          K and V are read from the cache once for 16 queries,
 //                      of one KV head, 32        sizeof(T) + 2 KiB   by 128-bit loads, and then from shared memory
 //                      positions at a time
+// v3_tensor_cores      64 such pairs, 16 a       64 (2 D + 40) B     float16 and bfloat16: the products happen in the
+//                      warp                                          tensor cores; the weights stay in registers, and K
+//                                                                    and V are read from shared memory once for 16
+//                                                                    pairs, not once for each 4
 //
 // A pair is a token and one of the G heads that share a KV head: a chunk of few tokens still fills a tile when G is
 // large, and all of a tile read the same K and V. D = 64 and D = 128 are compiled apart with 128-bit loads (rows must
@@ -23,6 +27,7 @@
 #include "kernels/numeric.cuh"
 #include "kernels/paged_cache.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/tensor_core.cuh"
 
 namespace twinfer::device {
 
@@ -129,14 +134,18 @@ struct TileRows {
   static __device__ __forceinline__ int length(int head_dim) { return kVectors ? kHeadDim : head_dim; }
 
   static __device__ __forceinline__ void copy(T* to, const T* from) {
-    if (kVectors) {
-      *reinterpret_cast<Packed<T>*>(to) = *reinterpret_cast<const Packed<T>*>(from);
+    if constexpr (kVectors) {
+      copy_vector(to, from);
     } else {
       *to = *from;
     }
   }
   static __device__ __forceinline__ void clear(T* to) {
-    for (int i = 0; i < kStep; ++i) to[i] = from_float<T>(0.0f);
+    if constexpr (kVectors) {
+      clear_vector(to);
+    } else {
+      *to = from_float<T>(0.0f);
+    }
   }
   static __device__ __forceinline__ void load(const T* from, float (&x)[kStep]) {
     if constexpr (kVectors) {
@@ -281,6 +290,98 @@ __global__ void __launch_bounds__(kPrefillThreads, kPrefillBlocks)
       const int d = lane + kWarpSize * i;
       if (d < Rows::length(a.head_dim)) out[d] = from_float<T>(weighted[p][i] / state.sum[p]);
     }
+  }
+}
+
+// ---- v3: the tensor cores ---------------------------------------------------------------------------------------
+
+constexpr int kMmaPairs = kPrefillThreads / kWarpSize * kMmaRows;
+
+// K and V of 32 positions. Lanes read 16 bytes of 8 rows of K at once, and of every second row of V: the distances
+// between rows are such that eight lanes meet in no bank.
+template <class T, int kHeadDim>
+struct MmaTiles {
+  alignas(16) T keys[kTileKeys][kHeadDim + 32];
+  alignas(16) T values[kTileKeys][kHeadDim + 8];
+};
+
+template <class T, int kHeadDim>
+__device__ __forceinline__ void load_tiles(const PrefillAttentionArguments<T>& a, const PairTile<T>& tile, int begin,
+                                           int end, MmaTiles<T, kHeadDim>& tiles) {
+  constexpr int kSteps = kHeadDim / kVector<T>;
+  for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kSteps; i += kPrefillThreads) {
+    const int key = i / kSteps, d = i % kSteps * kVector<T>;
+    if (begin + key < end) {
+      const int64_t offset = cache_offset(a, tile.seq, tile.kv_head, begin + key) + d;
+      copy_vector(&tiles.keys[key][d], a.k_cache + offset);
+      copy_vector(&tiles.values[key][d], a.v_cache + offset);
+    } else {
+      clear_vector(&tiles.keys[key][d]);
+      clear_vector(&tiles.values[key][d]);
+    }
+  }
+}
+
+// The warp's 16 pairs and the 32 positions from `begin` on.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void mma_tile(const PrefillAttentionArguments<T>& a, const Span (&seen)[2], int begin,
+                                         const MmaTiles<T, kHeadDim>& tiles, MmaAttention<T, kHeadDim>& mma) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize, row = lane / 4, column = lane % 4 * 2;
+  float logits[kTileKeys / 8][4] = {};
+#pragma unroll
+  for (int t = 0; t < kTileKeys / 8; ++t) {
+    mma.multiply_keys(tiles.keys[8 * t + row], logits[t]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = begin + 8 * t + column + i % 2;
+      const bool sees = position >= seen[i / 2].begin && position < seen[i / 2].end;
+      logits[t][i] = sees ? logits[t][i] * a.scale : Max::kIdentity;
+    }
+  }
+  mma.weigh(logits);
+#pragma unroll
+  for (int half = 0; half < kTileKeys / 16; ++half) {
+    const auto* values = &tiles.values[16 * half + column];
+    mma.add_values(logits[2 * half], logits[2 * half + 1], {values[0], values[1], values[8], values[9]});
+  }
+}
+
+// Grid (tiles of the longest chunk, Hkv, S). T is __half or __nv_bfloat16.
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(kPrefillThreads, 2) prefill_attention_v3_tensor_cores(PrefillAttentionArguments<T> a) {
+  using Tiles = MmaTiles<T, kHeadDim>;
+  SHARED_ARRAY(Tiles, tiles, [1]);
+  const PairTile<T> tile(a, kMmaPairs);
+  if (tile.count <= 0) return;                        // the whole block: a longer chunk has this tile
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int first = static_cast<int>(threadIdx.x) / kWarpSize * kMmaRows;
+  const T* rows[2] = {nullptr, nullptr};
+  Span seen[2] = {{0, 0}, {0, 0}};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int pair = first + lane / 4 + 8 * r;
+    if (pair >= tile.count) continue;
+    rows[r] = a.query + tile.row(pair) * a.query_stride + int64_t{tile.head(pair)} * a.head_dim;
+    seen[r] = causal_span(a, tile.position(pair));
+  }
+  MmaAttention<T, kHeadDim> mma;
+  mma.begin(rows);
+  const Span span = tile.span(a);
+  // Later positions are the business of the warps that follow, and of none where there are no pairs.
+  const int last = first < tile.count ? tile.position(min(first + kMmaRows, tile.count) - 1) : -1;
+  for (int begin = span.begin; begin < span.end; begin += kTileKeys) {
+    load_tiles(a, tile, begin, span.end, tiles[0]);
+    __syncthreads();
+    if (begin <= last) mma_tile(a, seen, begin, tiles[0], mma);
+    __syncthreads();
+  }
+  mma.finish();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int pair = first + lane / 4 + 8 * r;
+    if (pair >= tile.count) continue;
+    T* out = a.out + tile.row(pair) * a.out_stride + int64_t{tile.head(pair)} * a.head_dim;
+    mma.store_row(r, out);
   }
 }
 

@@ -54,7 +54,7 @@ def tensor(*values: Any) -> torch.Tensor:
         ),
         ({"seq_lens": tensor(-1, 5)}, "seq_lens: expected between 0 and 8"),
         ({"window": -1}, r"window: expected at least 0 \(off\), got -1"),
-        ({"rung": "v9"}, "rung: expected one of v1_naive, v2_shared_reduce, .*v5_grouped, got v9"),
+        ({"rung": "v9"}, "rung: expected one of v1_naive, v2_shared_reduce, .*v6_tensor_cores, got v9"),
     ],
 )
 def test_a_bad_argument_of_paged_attention_is_named_and_nothing_is_written(

@@ -55,7 +55,9 @@ BUILDS = {
     "ucontext": Build(("-O1", "-DTWINFER_SIMT_UCONTEXT"), ("-O1", "-DTWINFER_SIMT_UCONTEXT")),
     "asan": Build(ASAN, ASAN, ("-fsanitize=address,alignment,bounds",)),
     # As in fast._simt_trace: ThreadSanitizer's calls, answered by the trace.
-    "trace": Build(("-fsanitize=thread", "-O1"), ("-O1",), extra=("csrc/simt/access_hooks.cpp",)),
+    "trace": Build(
+        ("-fsanitize=thread", "-O1", "-fno-tree-sra"), ("-O1",), extra=("csrc/simt/access_hooks.cpp",)
+    ),
     "tsan": Build(("-fsanitize=thread", "-O1"), ("-O1", "-DTWINFER_SIMT_TSAN"), ("-fsanitize=thread",)),
 }
 
