@@ -141,6 +141,9 @@ def test_what_a_row_does_not_name_must_not_be_there(tmp_path: Path) -> None:
     budgets = load_budgets(table)
     assert budgets.kernels["hard"].sass == {"SHFL": 5, "HMMA": 0}
     assert budgets.dynamic_bytes(KERNEL) == 400
+    tiled = replace(budgets, kernels={"hard": replace(budgets.kernels["hard"], dynamic=0, tile=48)})
+    assert tiled.dynamic_bytes(KERNEL) == 48 * (64 * 2 + 16)
+    assert tiled.dynamic_bytes(replace(KERNEL, arguments=("float32", "0"))) == 48 * (256 * 4 + 16)
     assert budgets.holds(KERNEL)
     assert not budgets.holds(replace(KERNEL, arguments=("float16", "0")))
 
