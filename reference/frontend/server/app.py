@@ -27,6 +27,7 @@ from reference.frontend.server.protocol import (
 )
 from reference.frontend.server.service import Service
 from reference.frontend.server.streaming import ClientGoneError
+from reference.frontend.server.ui import UI_PATH, OpenPages, PageRequests, find_ui
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
@@ -50,6 +51,9 @@ def build_app(engine: AsyncLLM, args: ServerArgs, model: str) -> FastAPI:
     if args.enable_dev_endpoints:
         _add_dev_routes(app, service)
     _add_error_handlers(app)
+    app.state.pages = OpenPages()
+    if args.app:
+        _add_ui(app)
     app.add_middleware(RequestGate, limits=args.limits, keys=keys, access_log=args.access_log)
     if args.allowed_origins:
         app.add_middleware(
@@ -124,6 +128,15 @@ def _add_dev_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/trace/steps", include_in_schema=False)  # it never ends
     async def trace_steps() -> Response:
         return service.trace_steps()
+
+
+def _add_ui(app: FastAPI) -> None:
+    find_ui()(app, UI_PATH)
+    app.add_middleware(PageRequests, pages=app.state.pages)
+
+    @app.get("/favicon.ico", include_in_schema=False)  # browsers ask for it at the root, and without a key
+    async def favicon() -> Response:
+        return Response(status_code=204)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

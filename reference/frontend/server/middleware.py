@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from base64 import b64decode
 from collections.abc import Sequence
 from hashlib import sha256
 from hmac import compare_digest
@@ -19,9 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reference.frontend.logger import logger
 from reference.frontend.server.args import Limits
 from reference.frontend.server.errors import APIError
+from reference.frontend.server.ui import check_visitor, is_ui
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-PUBLIC_PATHS = ("/health",)
+PUBLIC_PATHS = ("/health", "/favicon.ico")
 
 
 class KeyRing:
@@ -34,12 +36,20 @@ class KeyRing:
     def _digest(self, key: bytes) -> bytes:
         return sha256(self._secret + key).digest()
 
-    def find(self, authorization: bytes) -> int | None:
-        """Which key an Authorization header holds; None for none of them."""
+    def find(self, authorization: bytes, from_browser: bool = False) -> int | None:
+        """Which key an Authorization header holds; None for none of them.
+
+        `from_browser`: it may also be the password of the browser's own dialog (HTTP Basic), whatever the user's name.
+        """
         scheme, _, key = authorization.partition(b" ")
-        digest = self._digest(key.strip())
+        key = key.strip()
+        if from_browser and scheme.lower() == b"basic":
+            key = _password(key)
+        elif scheme.lower() != b"bearer":
+            return None
+        digest = self._digest(key)
         matches = [compare_digest(digest, known) for known in self._digests]
-        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
+        return matches.index(True) if any(matches) else None
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -98,13 +108,19 @@ class RequestGate:
             )
 
     def _authorize(self, scope: Scope) -> None:
-        if self.keys and scope["path"] not in PUBLIC_PATHS:
-            key = self.keys.find(_find(scope["headers"], b"authorization"))
+        headers, path = scope["headers"], scope["path"]
+        if is_ui(path):
+            check_visitor(
+                _find(headers, b"host").decode("latin-1"), _find(headers, b"origin").decode("latin-1")
+            )
+        if self.keys and path not in PUBLIC_PATHS:
+            key = self.keys.find(_find(headers, b"authorization"), from_browser=is_ui(path))
             if key is None:
+                scheme = 'Basic realm="Twinfer: an API key is the password"' if is_ui(path) else "Bearer"
                 raise APIError(
                     401,
                     "A valid API key is needed, as 'Authorization: Bearer KEY'.",
-                    headers={"WWW-Authenticate": "Bearer"},
+                    headers={"WWW-Authenticate": scheme},
                 )
             scope["state"]["key"] = key
 
@@ -133,6 +149,14 @@ class RequestGate:
             "seconds": round(seconds, 4), **log,
         }  # fmt: skip
         logger.info("request %s", json.dumps(entry))
+
+
+def _password(credentials: bytes) -> bytes:
+    """Of `user:password` in base64; empty when it is something else."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _find(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
