@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ class Always(Mapping[str, Sequence[int]]):
 
 
 class PacedRunner(ScriptedRunner):
-    """A script with a pause in each step, logprobs, and first tokens for siblings.
+    """A script with a pause in each step, and logprobs.
 
     Every token has the log-probability -0.5; second best is always `second`, with -1.
     """
@@ -195,7 +196,7 @@ class PacedRunner(ScriptedRunner):
             name: [(TokenLogprob(token, -0.5, 1), TokenLogprob(self.second, -1.0, 2)) for token in tokens]
             for name, tokens in output.sampled_token_ids.items()
         }
-        return ModelRunnerOutput(output.sampled_token_ids, output.errors, logprobs=pairs)
+        return replace(output, logprobs=pairs)
 
 
 class PacedTier(ScriptedTier):

@@ -43,8 +43,8 @@ def build_app(engine: AsyncLLM, args: ServerArgs, model: str) -> FastAPI:
     # Swagger's page would be loaded from the net: there is none. /openapi.json describes the interface.
     app = FastAPI(title="Twinfer", version=version("twinfer"), docs_url=None, redoc_url=None)
     keys = KeyRing(args.api_keys)
-    service = Service(engine, args, model, keys)
-    metrics = ServerMetrics(model)
+    metrics = ServerMetrics(model, engine.config)
+    service = Service(engine, args, model, keys, metrics)
     engine.on_news = metrics.observe
     _add_routes(app, service)
     _add_state_routes(app, service, metrics)
@@ -54,7 +54,9 @@ def build_app(engine: AsyncLLM, args: ServerArgs, model: str) -> FastAPI:
     app.state.pages = OpenPages()
     if args.app:
         _add_ui(app)
-    app.add_middleware(RequestGate, limits=args.limits, keys=keys, access_log=args.access_log)
+    app.add_middleware(
+        RequestGate, limits=args.limits, keys=keys, access_log=args.access_log, on_answer=metrics.count_http
+    )
     if args.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

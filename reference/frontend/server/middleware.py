@@ -9,7 +9,7 @@ import json
 import re
 import time
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from secrets import token_bytes, token_hex
@@ -23,7 +23,11 @@ from reference.frontend.server.errors import APIError
 from reference.frontend.server.ui import check_visitor, is_ui
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 PUBLIC_PATHS = ("/health", "/favicon.ico")
+
+
+OnAnswer = Callable[[str, str, int, float], None]
 
 
 class KeyRing:
@@ -64,13 +68,18 @@ class RequestGate:
 
     A route finds in its `scope["state"]`: `request_id`, `key` (the number of the API key, or None), and a dict `log` to
     which it may add what the access log should say.
+
+    `on_answer` is told of every answer: method, address of the route, status, seconds.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: KeyRing, access_log: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, keys: KeyRing, access_log: bool, on_answer: OnAnswer
+    ) -> None:
         self.app = app
         self.limits = limits
         self.keys = keys
         self.access_log = access_log
+        self.on_answer = on_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,8 +105,13 @@ class RequestGate:
         except APIError as error:
             await error.response()(scope, receive, send_named)
         finally:
+            seconds = time.perf_counter() - started
+            if log["status"] is not None:  # else the client has gone before there was one
+                self.on_answer(
+                    _method(scope), getattr(scope.get("route"), "path", "none"), log["status"], seconds
+                )
             if self.access_log:
-                self._write_log(scope, log, name, time.perf_counter() - started)
+                self._write_log(scope, log, name, seconds)
 
     def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         limits = self.limits
@@ -149,6 +163,11 @@ class RequestGate:
             "seconds": round(seconds, 4), **log,
         }  # fmt: skip
         logger.info("request %s", json.dumps(entry))
+
+
+def _method(scope: Scope) -> str:
+    """The client's own word may be anything."""
+    return scope["method"] if scope["method"] in METHODS else "other"
 
 
 def _password(credentials: bytes) -> bytes:
