@@ -102,18 +102,15 @@ class Endpoint:
 class ServerProcess(Endpoint):
     """`twinfer serve` on a free port; ready when the constructor returns."""
 
-    def __init__(self, model: Path | str, tier: str, *options: str) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        tier: str,
+        *options: str,
+        program: Sequence[str] = ("reference.frontend.cli", "serve"),
+    ) -> None:
         self.model = str(model)
-        command = [
-            sys.executable,
-            "-m",
-            "reference.frontend.cli",
-            "serve",
-            "--model",
-            self.model,
-            "--tier",
-            tier,
-        ]
+        command = [sys.executable, "-m", *program, "--model", self.model, "--tier", tier]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *options],
             stdout=subprocess.PIPE,
@@ -156,8 +153,9 @@ class ServerProcess(Endpoint):
 
 
 @contextmanager
-def running(model: Path | str, tier: str, *options: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, tier, *options)
+def running(model: Path | str, tier: str, *options: str, **program: Sequence[str]) -> Iterator[ServerProcess]:
+    """`program`: see `ServerProcess`."""
+    server = ServerProcess(model, tier, *options, **program)
     try:
         yield server
     finally:
