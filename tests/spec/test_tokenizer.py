@@ -174,7 +174,9 @@ def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
         ("{{ 'x' * 1000 }}" * 1100, "wrote more than 1048576 characters"),
         (
             # In large pieces: on a busy machine small ones would meet the limit of time first.
-            "{% for i in range(99999) %}{% for j in range(99999) %}" + "x" * 4096 + "{% endfor %}{% endfor %}",
+            "{% for i in range(99999) %}{% for j in range(99999) %}"
+            + "x" * 4096
+            + "{% endfor %}{% endfor %}",
             "wrote more than",
         ),
     ],
