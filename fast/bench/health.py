@@ -1,6 +1,7 @@
 """`twinfer bench health`: how soon /health is answered while the server is busy with what nobody should send.
 
-    a body of 8 MiB          as large as a body may be: JSON that fits no field
+    a body of 8 MiB          as large as a body may be, and all of it numbers
+    131,000 token ids        nearly as many values as JSON may have, in a field that takes them
     a text of 20,000 words   which has to be tokenized, and is too long or nearly so
     a header of 1 MiB        beyond every limit
 
@@ -126,6 +127,11 @@ def large_body(host: str, port: int, headers: dict[str, str]) -> int:
     return _post(host, port, headers, body)
 
 
+def many_ids(host: str, port: int, headers: dict[str, str]) -> int:
+    """131,000 token ids: to be parsed and checked, and too many for any model."""
+    return _post(host, port, headers, b'{"prompt": [' + b"12345," * 130_999 + b"12345]}")
+
+
 def long_text(host: str, port: int, headers: dict[str, str]) -> int:
     """20,000 words. A model that can take them gets one token to write."""
     return _post(host, port, headers, json.dumps({"prompt": "word " * 20_000, "max_tokens": 1}).encode())
@@ -158,6 +164,7 @@ def _post(host: str, port: int, headers: dict[str, str], body: bytes) -> int:
 DISTURBANCES: dict[str, Disturb | None] = {
     "nothing": None,
     "body of 8 MiB": large_body,
+    "131,000 token ids": many_ids,
     "text of 20,000 words": long_text,
     "header of 1 MiB": large_header,
 }

@@ -124,8 +124,8 @@ def test_health_is_asked_for_while_the_server_is_kept_busy(
         assert main([*command, "--save", str(tmp_path / "health")]) == 0
     assert "body of 8 MiB" in capsys.readouterr().out
     rows = json.loads((tmp_path / "health.json").read_text("utf-8"))["disturbances"]
-    assert [row["statuses"].keys() for row in rows[:3]] == [set(), {"400"}, {"400"}]
-    assert rows[3]["statuses"].keys() <= {"0", "400", "431"}
+    assert [row["statuses"].keys() for row in rows[:4]] == [set(), {"400"}, {"400"}, {"400"}]
+    assert rows[4]["statuses"].keys() <= {"0", "400", "431"}
     for row in rows:
         assert row["failed"] == 0
         assert row["asked"] > 0

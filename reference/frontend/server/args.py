@@ -23,6 +23,8 @@ class Limits:
     Args:
         max_body_bytes: size of a request's body.
         max_json_depth: nesting of its JSON.
+        max_json_values: values in its JSON; a token id is one. The parser reads them at one go, and nobody else is
+            served meanwhile: a million takes a quarter of a second.
         max_header_bytes: size of all headers together.
         max_headers: number of headers.
         max_sequences: completions of one request, its prompts times `n`.
@@ -36,6 +38,7 @@ class Limits:
 
     max_body_bytes: int = 8 * MIB
     max_json_depth: int = 64
+    max_json_values: int = 131_072
     max_header_bytes: int = 16 * 1024
     max_headers: int = 100
     max_sequences: int = 64

@@ -13,6 +13,7 @@ API_KEY_VARIABLE = "TWINFER_API_KEY"
 _LIMIT_TEXTS = {
     "max_body_bytes": "bytes of a request's body",
     "max_json_depth": "nesting of its JSON",
+    "max_json_values": "values in its JSON; a token id is one",
     "max_header_bytes": "bytes of all headers",
     "max_headers": "number of headers",
     "max_sequences": "completions of a request: prompts times n",

@@ -31,6 +31,7 @@ class Strict(BaseModel):
         if not isinstance(content, dict):
             return content
         present = {}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in content.items():
             if value is None:
                 continue
@@ -39,6 +40,9 @@ class Strict(BaseModel):
                 if not any(value == item and type(value) is type(item) for item in neutral):
                     raise ValueError(f"'{name}' is not supported: {reason}.")
                 continue
+            if name not in known:
+                # Now, and not by pydantic, which makes an error of each: a hundred thousand names would take seconds.
+                raise ValueError(f"'{name[:100]}' is not supported: this server does not know it.")
             present[name] = value
         return present
 

@@ -71,7 +71,7 @@ class Service:
         self.created = int(time.time())
 
     async def completions(self, http: Request) -> Response:
-        request = await read_body(http, CompletionRequest, self.limits.max_json_depth)
+        request = await read_body(http, CompletionRequest, self.limits)
         self._admit(request)
         params = sampling_params(request, self.limits)
         prompts = await completion_prompts(request, self.engine, self.limits)
@@ -103,7 +103,7 @@ class Service:
         return EventStream(events(), lambda: None)
 
     async def chat_completions(self, http: Request) -> Response:
-        request = await read_body(http, ChatCompletionRequest, self.limits.max_json_depth)
+        request = await read_body(http, ChatCompletionRequest, self.limits)
         self._admit(request)
         params = sampling_params(request, self.limits)
         if request.chat_template is not None and not self.args.trust_request_chat_template:
@@ -185,7 +185,7 @@ class Service:
         return JSONResponse(answer.whole(outputs, generation))
 
     async def tokenize(self, http: Request) -> Response:
-        request = await read_body(http, TokenizeRequest, self.limits.max_json_depth)
+        request = await read_body(http, TokenizeRequest, self.limits)
         self._check_model(request.model)
         engine = self.engine
         if request.messages is not None:
@@ -203,7 +203,7 @@ class Service:
         return JSONResponse(content)
 
     async def detokenize(self, http: Request) -> Response:
-        request = await read_body(http, DetokenizeRequest, self.limits.max_json_depth)
+        request = await read_body(http, DetokenizeRequest, self.limits)
         self._check_model(request.model)
         try:
             text = await asyncio.to_thread(self.engine.tokenizer.decode, request.tokens, False)
