@@ -172,13 +172,33 @@ def _startup(record: Record) -> str:
     return _table(["tier", "process start to first token", "first run", "peak memory"], rows)
 
 
+def _serve(record: Record) -> str:
+    rows = [
+        [
+            r["load"], f"{r['requests_per_second']:.2f}", f"{r['output_tokens_per_second']:.0f}", *_percentiles(r),
+        ]
+        for r in record["loads"]
+    ]  # fmt: skip
+    return _table(["load", "requests/s done", "tokens/s", *_TIMES], rows)
+
+
+def _health(record: Record) -> str:
+    rows = [
+        [r["during"], str(r["asked"]), *(f"{r['ms'][name]:.1f} ms" for name in ("p50", "p99", "max"))]
+        for r in record["disturbances"]
+    ]
+    return _table(["while the server gets", "asked", "p50", "p99", "longest"], rows)
+
+
 _TABLES: dict[str, Callable[[Record], str]] = {
     "blocksize": _blocksize,
+    "health": _health,
     "latency": _latency,
     "peers": _peers,
     "prefix": _prefix,
     "roofline": _roofline,
     "seqs": _seqs,
+    "serve": _serve,
     "startup": _startup,
     "throughput": _throughput,
 }

@@ -35,9 +35,8 @@ BENCHMARKS = (
         "scheduler", "scheduler", "the cost of a scheduling step, both tiers", has_output_options=False
     ),
     Benchmark("memory", "memory", "what sharing KV blocks saves", has_output_options=False),
-    Benchmark(
-        "serve", "serve_options", "load on an OpenAI-compatible server that runs", has_output_options=False
-    ),
+    Benchmark("serve", "serve_options", "load on an OpenAI-compatible server that runs"),
+    Benchmark("health", "health", "how soon a server that is kept busy says that it is well"),
 )
 
 

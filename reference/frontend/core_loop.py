@@ -28,6 +28,7 @@ from reference.frontend.core_messages import (
     News,
     ResetPrefixCache,
     StepNews,
+    StepRecord,
     WatchSteps,
 )
 from reference.frontend.engine_args import EngineArgs
@@ -37,7 +38,7 @@ from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.structured_output import GrammarCompiler
 from reference.frontend.tokenizer import load_tokenizer
-from reference.frontend.trace_file import encode_step
+from reference.frontend.trace_file import StepEncoder
 
 Receive = Callable[[bool], list[Command]]
 Send = Callable[[News], None]
@@ -76,9 +77,9 @@ class EngineCoreLoop:
         self.send = send
         self.is_stopping = False
         self.is_watched = False  # somebody wants the traces
+        self._encoder = StepEncoder()
         self.stat_logger = StatLogger(core.metrics)
         self._step_tokens = 0
-        self._num_queue_times = 0
         core.on_step = self._count_tokens
 
     def run(self) -> None:
@@ -123,6 +124,7 @@ class EngineCoreLoop:
             self.send(CallResult(command.call_id, was_reset))
         elif isinstance(command, WatchSteps):
             self.is_watched = command.watched
+            self._encoder.restart()  # whoever has come just now knows nothing of the steps before
         else:
             self.is_stopping = True
 
@@ -132,8 +134,6 @@ class EngineCoreLoop:
     def _stats(self) -> CoreStats:
         metrics, scheduler = self.core.metrics, self.core.scheduler
         num_running = sum(r.status is RequestStatus.RUNNING for r in scheduler.requests.values())
-        num_new = metrics.queue_time.count - self._num_queue_times
-        self._num_queue_times += num_new
         step_tokens, self._step_tokens = self._step_tokens, 0
         return CoreStats(
             num_requests_running=num_running,
@@ -144,14 +144,18 @@ class EngineCoreLoop:
             num_preemptions=metrics.num_preemptions,
             prompt_tokens=metrics.prompt_tokens,
             generation_tokens=metrics.generation_tokens,
+            num_drafts=metrics.drafts.num_verifications,
+            num_draft_tokens=metrics.drafts.num_draft_tokens,
+            num_accepted_tokens=metrics.drafts.num_accepted_tokens,
+            num_accepted_tokens_per_position=list(metrics.drafts.accepted_per_position),
             step_tokens=step_tokens,
-            queue_times=list(metrics.queue_time.recent)[-num_new:] if num_new else [],
+            queue_times=metrics.take_admitted(),
         )
 
-    def _take_traces(self) -> list[str]:
+    def _take_traces(self) -> list[StepRecord]:
         """The traces that are complete now. Nothing is kept of a run that may last for months."""
         traces, is_idle = self.core.traces, not self.core.has_unfinished_requests()
         num_complete = len(traces) if is_idle else len(traces) - 1
         complete = traces[: max(num_complete, 0)]
         del traces[: len(complete)]
-        return [encode_step(trace) for trace in complete] if self.is_watched else []
+        return [StepRecord(*self._encoder.encode(trace)) for trace in complete] if self.is_watched else []

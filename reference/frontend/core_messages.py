@@ -104,8 +104,15 @@ class CoreStats(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    # Drafts that were checked: how often, how many, and how many of them were right, in all and by place in the row.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_position: list[int] = []
     step_tokens: int = 0  # computed by this step
-    queue_times: list[float] = []  # seconds, of the requests this step admitted for the first time
+    queue_times: dict[
+        str, float
+    ] = {}  # request admitted by this step for the first time -> seconds it had waited
 
 
 # Commands to the core.
@@ -124,7 +131,7 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
 
 
 class WatchSteps(msgspec.Struct, tag=True, frozen=True):
-    """From now on send the trace of every step, or none any more."""
+    """From now on send the trace of every step, beginning with a keyframe, or none any more."""
 
     watched: bool
 
@@ -144,10 +151,17 @@ class CoreReady(msgspec.Struct, tag=True, frozen=True):
     model_path: str
 
 
+class StepRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The trace of a step that is complete: see `EngineCoreLoop`."""
+
+    is_keyframe: bool
+    content: str  # JSON: see `trace_file`
+
+
 class StepNews(msgspec.Struct, tag=True, frozen=True):
     outputs: list[EngineCoreOutput]
     stats: CoreStats
-    traces: list[str] = []  # JSON, of steps that are complete now: see `EngineCoreLoop`
+    traces: list[StepRecord] = []
 
 
 class CallResult(msgspec.Struct, tag=True, frozen=True):

@@ -117,7 +117,9 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Run one engine step; returns an output for each request that got a token or ended."""
-        outputs, to_abort = self.output_processor.process_outputs(self.client.get_output())
+        news = self.client.get_output()
+        self.output_processor.note_admitted(self.metrics.take_admitted())
+        outputs, to_abort = self.output_processor.process_outputs(news)
         if to_abort:
             self.client.abort_requests(to_abort)
         self._count_finished(outputs)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +102,15 @@ class Endpoint:
 class ServerProcess(Endpoint):
     """`twinfer serve` on a free port; ready when the constructor returns."""
 
-    def __init__(self, model: Path | str, tier: str, *options: str) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        tier: str,
+        *options: str,
+        program: Sequence[str] = ("reference.frontend.cli", "serve"),
+    ) -> None:
         self.model = str(model)
-        command = [
-            sys.executable,
-            "-m",
-            "reference.frontend.cli",
-            "serve",
-            "--model",
-            self.model,
-            "--tier",
-            tier,
-        ]
+        command = [sys.executable, "-m", *program, "--model", self.model, "--tier", tier]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *options],
             stdout=subprocess.PIPE,
@@ -155,8 +153,9 @@ class ServerProcess(Endpoint):
 
 
 @contextmanager
-def running(model: Path | str, tier: str, *options: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, tier, *options)
+def running(model: Path | str, tier: str, *options: str, **program: Sequence[str]) -> Iterator[ServerProcess]:
+    """`program`: see `ServerProcess`."""
+    server = ServerProcess(model, tier, *options, **program)
     try:
         yield server
     finally:
@@ -180,7 +179,7 @@ class Always(Mapping[str, Sequence[int]]):
 
 
 class PacedRunner(ScriptedRunner):
-    """A script with a pause in each step, logprobs, and first tokens for siblings.
+    """A script with a pause in each step, and logprobs.
 
     Every token has the log-probability -0.5; second best is always `second`, with -1.
     """
@@ -195,7 +194,7 @@ class PacedRunner(ScriptedRunner):
             name: [(TokenLogprob(token, -0.5, 1), TokenLogprob(self.second, -1.0, 2)) for token in tokens]
             for name, tokens in output.sampled_token_ids.items()
         }
-        return ModelRunnerOutput(output.sampled_token_ids, output.errors, logprobs=pairs)
+        return replace(output, logprobs=pairs)
 
 
 class PacedTier(ScriptedTier):
@@ -213,8 +212,16 @@ class PacedTier(ScriptedTier):
 class ScriptedServer(Endpoint):
     """A server in a thread of this process, on a scripted engine: see `scripted_server`."""
 
-    def __init__(self, tier: Tier, args: ServerArgs, config: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        args: ServerArgs,
+        config: dict[str, Any],
+        options: dict[str, Any],
+        send_buffer: int | None = None,
+    ) -> None:
         self.model = "script"
+        self._send_buffer = send_buffer
         self.core = EngineCore(make_scripted_config(**config), PacedTier(tier, **options), NO_WEIGHTS)
         self._args = args
         self._ready = threading.Event()
@@ -223,8 +230,11 @@ class ScriptedServer(Endpoint):
         assert self._ready.wait(20)
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         engine = await AsyncLLM.from_engine_core(self.core, byte_tokenizer())
         listener = bind("127.0.0.1", 0)
+        if self._send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.server = Server(engine, self._args, "script")
         task = asyncio.create_task(self.server.serve(sockets=[listener]))
@@ -235,18 +245,27 @@ class ScriptedServer(Endpoint):
         await engine.close()
 
     def stop(self) -> None:
-        self.server.should_exit = True
+        if self._thread.is_alive() and not self.server.should_exit:
+            self._loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(20)
         assert not self._thread.is_alive()
 
 
 @contextmanager
 def scripted_server(
-    tier: Tier, args: ServerArgs | None = None, config: dict[str, Any] | None = None, **options: Any
+    tier: Tier,
+    args: ServerArgs | None = None,
+    config: dict[str, Any] | None = None,
+    send_buffer: int | None = None,
+    **options: Any,
 ) -> Iterator[ScriptedServer]:
-    """`config`: see `make_scripted_config`; `options`: those of `PacedRunner`."""
+    """`config`: see `make_scripted_config`; `options`: those of `PacedRunner`.
+
+    `send_buffer`: bytes that the kernel takes from the server for a client that does not read.
+    """
     sizes = {"num_usable_blocks": 1000, "max_model_len": 1000} | (config or {})
-    server = ScriptedServer(tier, args or ServerArgs(access_log=False, shutdown_timeout=1), sizes, options)
+    args = args or ServerArgs(access_log=False, shutdown_timeout=1)
+    server = ScriptedServer(tier, args, sizes, options, send_buffer)
     try:
         yield server
     finally:

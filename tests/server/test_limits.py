@@ -16,11 +16,13 @@ import pytest
 from reference.contracts.protocols import Tier
 from reference.frontend.core_messages import CoreStats
 from reference.frontend.server.args import Limits, ServerArgs
-from reference.frontend.server.body import exceeds_depth
+from reference.frontend.server.body import exceeds_depth, exceeds_values
 from reference.frontend.server.middleware import KeyRing
 from tests.server.processes import ScriptedServer, ServerProcess, eventually, scripted_server
 
-LIMITS = Limits(max_body_bytes=100_000, max_json_depth=8, max_queue_len=2, max_sequences=4)
+LIMITS = Limits(
+    max_body_bytes=100_000, max_json_depth=8, max_json_values=1500, max_queue_len=2, max_sequences=4
+)
 
 
 @pytest.fixture
@@ -74,6 +76,35 @@ def test_json_that_is_nested_too_deeply_is_refused(narrow: ScriptedServer) -> No
 def test_depth_counts_brackets_outside_of_strings(text: str, depth: int) -> None:
     assert exceeds_depth(text.encode(), depth - 1) or depth == 0
     assert not exceeds_depth(text.encode(), depth)
+
+
+@pytest.mark.parametrize(
+    ("text", "commas"),
+    [
+        ("[1, 2, 3]", 2), ('["a, b", ","]', 1), (r'["\", ", 1, 2]', 2), (r'["\\", ",", 1]', 2), ('[1, 2, "a, b', 2),
+        ('{"a": 1, "b,": [1, 2]}', 2), (r'["\\\", ,,", 1]', 1), (",,,,", 4), ("", 0),
+    ],
+)  # fmt: skip
+def test_values_count_commas_outside_of_strings(text: str, commas: int) -> None:
+    assert not exceeds_values(text.encode(), commas + 1)
+    assert commas == 0 or exceeds_values(text.encode(), commas)
+
+
+def test_json_of_too_many_values_is_refused_before_it_is_parsed(narrow: ScriptedServer) -> None:
+    body = b'{"prompt": [' + b"5," * 999 + b'5], "stop": "' + b"," * 2000 + b'"}'
+    headers = {"content-type": "application/json"}
+    assert "stop" in narrow.post("/v1/completions", content=body, headers=headers).json()["error"]["message"]
+    body = b'{"prompt": [' + b"5," * 1999 + b"5]}"
+    response = narrow.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert "more than 1500 values" in response.json()["error"]["message"]
+
+
+def test_a_body_of_unknown_fields_is_refused_at_the_first(narrow: ScriptedServer) -> None:
+    response = narrow.post("/v1/completions", {"prompt": [5], "b" * 300: 1, "c": 2})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "b" * 100
+    assert len(response.content) < 500
 
 
 @pytest.mark.parametrize(
@@ -284,30 +315,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         ServerArgs(**options)
     with pytest.raises(ValueError, match="max_queue_len"):
         Limits(max_queue_len=0)
-
-
-def test_the_steps_of_the_engine_can_be_watched(server: ServerProcess) -> None:
-    steps: list[dict[str, Any]] = []
-    ready = threading.Event()
-
-    def watch() -> None:
-        with server.stream("GET", "/v1/trace/steps") as response:
-            ready.set()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    steps.append(json.loads(line.removeprefix("data: ")))
-                    if steps[-1]["finished"]:
-                        return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    assert ready.wait(10)
-    server.post("/v1/completions", {"prompt": "watch this", "max_tokens": 5, "ignore_eos": True})
-    watcher.join(10)
-    assert not watcher.is_alive()
-    numbers = [step["step"] for step in steps]
-    assert numbers == list(range(numbers[0], numbers[0] + 5))
-    assert list(steps[-1]["finished"].values()) == ["length"]
 
 
 def test_the_prefix_cache_can_be_reset_where_that_is_enabled(server: ServerProcess) -> None:

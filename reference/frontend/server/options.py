@@ -13,6 +13,7 @@ API_KEY_VARIABLE = "TWINFER_API_KEY"
 _LIMIT_TEXTS = {
     "max_body_bytes": "bytes of a request's body",
     "max_json_depth": "nesting of its JSON",
+    "max_json_values": "values in its JSON; a token id is one",
     "max_header_bytes": "bytes of all headers",
     "max_headers": "number of headers",
     "max_sequences": "completions of a request: prompts times n",
@@ -43,6 +44,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--served-model-name", metavar="NAME", help="the name clients use (default: that of --model)"
+    )
+    group.add_argument(
+        "--app", action="store_true", help="show the visualiser at /ui, to this machine only (extra [app])"
     )
     group.add_argument(
         "--enable-dev-endpoints", action="store_true", help="add /reset_prefix_cache and /v1/trace/steps"
@@ -80,6 +84,7 @@ def server_args(arguments: argparse.Namespace) -> ServerArgs:
         port=arguments.port,
         api_keys=tuple(keys),
         served_model_name=arguments.served_model_name,
+        app=arguments.app,
         enable_dev_endpoints=arguments.enable_dev_endpoints,
         trust_request_chat_template=arguments.trust_request_chat_template,
         allowed_origins=tuple(arguments.allowed_origins or ()),

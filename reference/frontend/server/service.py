@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
@@ -20,6 +20,7 @@ from reference.frontend.server.chat import ChatAnswer
 from reference.frontend.server.completions import CompletionAnswer
 from reference.frontend.server.errors import APIError, bad_request
 from reference.frontend.server.generation import Generation, engine_is_dead
+from reference.frontend.server.metrics import ServerMetrics
 from reference.frontend.server.middleware import KeyRing
 from reference.frontend.server.prompts import (
     PromptInput,
@@ -37,7 +38,14 @@ from reference.frontend.server.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from reference.frontend.server.streaming import DONE, EventStream, event, unless_disconnected
+from reference.frontend.server.streaming import (
+    DONE,
+    EventStream,
+    event,
+    unless_disconnected,
+    with_signs_of_life,
+)
+from reference.frontend.trace_file import FORMAT, VERSION
 
 
 class Service:
@@ -48,18 +56,22 @@ class Service:
         args: options of the server.
         model: the name clients use.
         keys: the API keys, for the salts.
+        metrics: counts what is asked for.
     """
 
-    def __init__(self, engine: AsyncLLM, args: ServerArgs, model: str, keys: KeyRing) -> None:
+    def __init__(
+        self, engine: AsyncLLM, args: ServerArgs, model: str, keys: KeyRing, metrics: ServerMetrics
+    ) -> None:
         self.engine = engine
         self.args = args
         self.limits = args.limits
         self.model = model
         self.keys = keys
+        self.metrics = metrics
         self.created = int(time.time())
 
     async def completions(self, http: Request) -> Response:
-        request = await read_body(http, CompletionRequest, self.limits.max_json_depth)
+        request = await read_body(http, CompletionRequest, self.limits)
         self._admit(request)
         params = sampling_params(request, self.limits)
         prompts = await completion_prompts(request, self.engine, self.limits)
@@ -83,7 +95,7 @@ class Service:
         if not request.stream:
             return JSONResponse(content)
 
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncGenerator[str, None]:
             for chunk in answer.echo_chunks(content):
                 yield event(chunk)
             yield DONE
@@ -91,7 +103,7 @@ class Service:
         return EventStream(events(), lambda: None)
 
     async def chat_completions(self, http: Request) -> Response:
-        request = await read_body(http, ChatCompletionRequest, self.limits.max_json_depth)
+        request = await read_body(http, ChatCompletionRequest, self.limits)
         self._admit(request)
         params = sampling_params(request, self.limits)
         if request.chat_template is not None and not self.args.trust_request_chat_template:
@@ -162,6 +174,8 @@ class Service:
         self._check_queue(len(answer.prompts))  # once more: others have come while the prompt was tokenized
         kind: Any = "delta" if request.stream else "final"
         generation.start(request, params, kind, self._salt(http, request))
+        for _ in answer.prompts:
+            self.metrics.count_params(params)
         if request.stream:
             return EventStream(answer.stream(generation), end)
         try:
@@ -171,7 +185,7 @@ class Service:
         return JSONResponse(answer.whole(outputs, generation))
 
     async def tokenize(self, http: Request) -> Response:
-        request = await read_body(http, TokenizeRequest, self.limits.max_json_depth)
+        request = await read_body(http, TokenizeRequest, self.limits)
         self._check_model(request.model)
         engine = self.engine
         if request.messages is not None:
@@ -189,7 +203,7 @@ class Service:
         return JSONResponse(content)
 
     async def detokenize(self, http: Request) -> Response:
-        request = await read_body(http, DetokenizeRequest, self.limits.max_json_depth)
+        request = await read_body(http, DetokenizeRequest, self.limits)
         self._check_model(request.model)
         try:
             text = await asyncio.to_thread(self.engine.tokenizer.decode, request.tokens, False)
@@ -223,12 +237,30 @@ class Service:
         return Response()
 
     def trace_steps(self) -> Response:
-        """Every step from now on as an event."""
+        """Every step from now on as an event; the first event says what engine it is."""
         self.check_health()
+        config = self.engine.config
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "tier": self.engine.tier_name,
+            "block_size": config.cache.block_size,
+            "num_blocks": config.cache.num_blocks,
+            "max_num_seqs": config.scheduler.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+            "max_model_len": config.scheduler.max_model_len,
+        }
 
-        async def events() -> AsyncIterator[str]:
-            async for step in self.engine.watch_steps():
-                yield f"data: {step}\n\n"
+        async def events() -> AsyncGenerator[str, None]:
+            try:
+                with self.engine.watch_steps() as steps:
+                    yield event(head)
+                    async for step in steps:
+                        yield f"data: {step}\n\n"
+                self.engine.check_health()
+            except EngineDeadError as error:
+                yield event(engine_is_dead(error).content())
             yield DONE
 
-        return EventStream(events(), lambda: None)
+        return EventStream(with_signs_of_life(events()), lambda: None)
