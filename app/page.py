@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,38 +16,31 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 
+from app.form import (
+    BOTH,
+    CHOICES,
+    COLUMNS,
+    FORM,
+    NUMBERS,
+    SWITCHES,
+    changes_text,
+    form_values,
+    lesson_of,
+    make_sides,
+    parse_rows,
+    parse_runs,
+    preset_sides,
+    run_sides,
+    table_rows,
+)
 from app.labels import LABELS
-from app.presets import PRESETS, Preset, preset
-from app.runs import SCRIPTED, Progress, Recording, Run, load_run, save_run
+from app.presets import PRESETS, preset
+from app.runs import SCRIPTED, Run, load_run, save_run
 from app.state import make_page
-from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
+from reference.frontend.engine_args import DEFAULT_MODEL
 from reference.frontend.tiers import available_tiers, load_tier
-from reference.frontend.workload import Workload, WorkloadRequest
-
-BOTH = "both"
-SHOW_EVERY_S = 0.7  # while a run is on its way
-COLUMNS = ("id", "prompt", "arrival_step", "priority", "n", "max_tokens", "temperature")
-# The options of the form, in its order. What an option may be is the engine's business; the form only asks.
-NUMBERS = (
-    "block_size", "num_blocks", "max_num_batched_tokens", "long_prefill_token_threshold", "max_num_seqs",
-    "max_model_len",
-)  # fmt: skip
-CHOICES = {"scheduling_policy": ("fcfs", "priority"), "preemption_mode": ("recompute", "swap")}
-SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
-FORM = (*NUMBERS, *CHOICES, *SWITCHES, "drafts", "static")
 
 T = gr.I18n(**LABELS)
-
-
-@dataclass(frozen=True)
-class Side:
-    """What one side of the page runs."""
-
-    title: str
-    workload: Workload
-    tier: str
-    is_static: bool = False
 
 
 def usable_tiers() -> list[str]:
@@ -64,181 +55,16 @@ def usable_tiers() -> list[str]:
     return usable
 
 
-# ---- between the form and the engine ---
+# The viewer's parts, in the order in which they build on one another; the browser gets them as one script.
+VIEWER = ("labels", "base", "unfold", "pool", "tables", "timeline", "pane", "page")
 
 
-def form_values(options: Mapping[str, Any], is_static: bool) -> list[Any]:
-    """What the form shows for these options, in the order of `FORM`; 0 where an option is left to the engine."""
-    defaults = EngineArgs()
-    values: dict[str, Any] = {
-        name: options.get(name, getattr(defaults, name)) for name in (*NUMBERS, *CHOICES, *SWITCHES)
-    }
-    values["drafts"] = (options.get("speculative") or {}).get("num_speculative_tokens", 0)
-    values["static"] = is_static
-    return [0 if values[name] is None else values[name] for name in FORM]
-
-
-def form_options(values: Sequence[Any]) -> tuple[dict[str, Any], bool]:
-    """Engine options, those at their default left out, and whether batching is static.
-
-    Raises:
-        ValueError: a number is missing or not whole.
-    """
-    form = dict(zip(FORM, values, strict=True))
-    is_static, drafts = bool(form.pop("static")), _whole("drafts", form.pop("drafts"))
-    defaults, options = EngineArgs(), dict[str, Any]()
-    for name, value in form.items():
-        if name in NUMBERS:
-            value = _whole(name, value)
-            if getattr(defaults, name) is None and value == 0:
-                continue
-        if value != getattr(defaults, name):
-            options[name] = value
-    if drafts:
-        options["speculative"] = {"method": "ngram", "num_speculative_tokens": drafts}
-    return options, is_static
-
-
-def _whole(name: str, value: Any) -> int:
-    if value is None or isinstance(value, bool) or int(value) != value:
-        raise ValueError(f"{name} must be a whole number.")
-    return int(value)
-
-
-def changes_text(chosen: Preset) -> str:
-    """The second side of a preset as the changes to the first: a line each, `name = JSON`."""
-    if len(chosen.sides) < 2:
-        return ""
-    first, second = chosen.sides
-    defaults = EngineArgs()
-    lines = []
-    for name in dict.fromkeys((*first.options, *second.options)):
-        value = second.options.get(name, chosen.options.get(name, getattr(defaults, name)))
-        lines.append(f"{name} = {json.dumps(value)}")
-    if first.is_static != second.is_static:
-        lines.append(f"static = {json.dumps(second.is_static)}")
-    return "\n".join(lines)
-
-
-def parse_changes(text: str) -> dict[str, Any]:
-    """Options from lines `name = value`; the value is JSON, or a plain word.
-
-    Raises:
-        ValueError: a line has no equals sign, or names no engine option.
-    """
-    changes: dict[str, Any] = {}
-    for line in filter(str.strip, (text or "").splitlines()):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or (name != "static" and name not in EngineArgs.__dataclass_fields__):
-            raise ValueError(
-                f"Write the options to compare with as lines like block_size = 8; {line.strip()!r} is none."
-            )
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = value
-    return changes
-
-
-def table_rows(requests: Sequence[WorkloadRequest]) -> list[list[Any]]:
-    return [
-        [
-            r.request_id, r.prompt or "", r.arrival_step, r.priority, r.params.n, r.params.max_tokens,
-            r.params.temperature,
-        ]
-        for r in requests
-    ]  # fmt: skip
-
-
-def parse_rows(rows: Sequence[Sequence[Any]]) -> tuple[WorkloadRequest, ...]:
-    """Requests from the table; rows without a prompt are passed over.
-
-    Raises:
-        ValueError: a cell is not acceptable; the sentence names the row.
-    """
-    requests = []
-    for number, row in enumerate(rows, start=1):
-        cells = dict(zip(COLUMNS, row, strict=True))
-        prompt = str(cells["prompt"] or "")
-        if not prompt.strip():
-            continue
-        try:
-            n = int(cells["n"] or 1)
-            temperature = float(cells["temperature"] or 0)
-            params = SamplingParams(
-                n=n, max_tokens=int(cells["max_tokens"]), temperature=temperature, ignore_eos=True,
-                seed=1 if temperature else None,
-            )  # fmt: skip
-            requests.append(
-                WorkloadRequest(
-                    str(cells["id"] or f"r{number}"),
-                    prompt=prompt,
-                    arrival_step=int(cells["arrival_step"] or 0),
-                    priority=int(cells["priority"] or 0),
-                    params=params,
-                )
-            )
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"Request {number} of the table: {error}") from error
-    if not requests:
-        raise ValueError("There is no request; write a prompt into the table.")
-    ids = [request.request_id for request in requests]
-    for name in ids:
-        if ids.count(name) > 1:
-            raise ValueError(f"The id {name!r} is used twice; every request needs its own.")
-    return tuple(requests)
-
-
-def make_sides(
-    tier: str, requests: tuple[WorkloadRequest, ...], values: Sequence[Any], changes: Mapping[str, Any]
-) -> list[Side]:
-    """One side, or two: tier against tier, or options against options."""
-    options, is_static = form_options(values)
-    workload = Workload(requests, options)
-    if tier == BOTH:
-        return [Side(name, workload, name, is_static) for name in ("reference", "fast")]
-    sides = [Side("A", workload, tier, is_static)]
-    if changes:
-        changed = {**options, **{name: value for name, value in changes.items() if name != "static"}}
-        title = ", ".join(f"{name} = {json.dumps(value)}" for name, value in changes.items())
-        sides.append(Side(title, Workload(requests, changed), tier, bool(changes.get("static", is_static))))
-    return sides
-
-
-def lesson_of(chosen: Preset, sides: Sequence[Side], model: str) -> dict[str, Any]:
-    """What stands above the run. The preset's names for its sides only while they are the preset's."""
-    view: dict[str, Any] = {"title": chosen.title, "lesson": chosen.lesson, "facts": list(chosen.facts)}
-    own = [
-        (EngineArgs(**chosen.workload(i, model == SCRIPTED).config), side.is_static)
-        for i, side in enumerate(chosen.sides)
-    ]
-    if [(EngineArgs(**side.workload.config), side.is_static) for side in sides] == own:
-        view["sides"] = [side.title for side in chosen.sides]
-    return view
-
-
-def run_sides(sides: Sequence[Side], model: str) -> Iterator[list[Run]]:
-    """The runs of the sides, one after another: now and then as far as they have come, and at the end.
-
-    Raises:
-        ValueError: see `Recording`.
-    """
-    done: list[Run] = []
-    progress = Progress(SHOW_EVERY_S)
-    for side in sides:
-        recording = Recording(side.title, side.workload, model, side.tier, side.is_static)
-        for _ in recording.play():
-            if progress.is_due():
-                yield [*done, recording.run(is_done=False)]
-        done.append(recording.run())
-    yield done
-
-
-# ---- the page ---
+def viewer_script() -> str:
+    return "\n".join(asset(f"viewer/{name}.js") for name in VIEWER)
 
 
 def asset(name: str) -> str:
-    return resources.files("app").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("app").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
 
 
 def first_page() -> tuple[dict[str, Any], list[Run]]:
@@ -248,12 +74,6 @@ def first_page() -> tuple[dict[str, Any], list[Run]]:
     *_, runs = run_sides(sides, SCRIPTED)
     page = make_page(runs, {**lesson_of(chosen, sides, SCRIPTED), "autoplay": True})
     return page, runs
-
-
-def preset_sides(chosen: Preset, model: str, tier: str) -> list[Side]:
-    workload = chosen.workload(0, model == SCRIPTED)
-    values = form_values(workload.config, chosen.sides[0].is_static)
-    return make_sides(tier, workload.requests, values, parse_changes(changes_text(chosen)))
 
 
 def _fill(key: str, model: str) -> list[Any]:
@@ -277,7 +97,7 @@ def _run(key: str, model: str, tier: str, rows: list[list[Any]], changes: str, *
     chosen = preset(key)
     yield gr.skip(), _status("Running."), gr.skip()
     try:
-        sides = make_sides(tier, parse_rows(rows), values, parse_changes(changes))
+        sides = make_sides(tier, parse_rows(rows), values, parse_runs(changes))
         lesson = {**lesson_of(chosen, sides, model), "autoplay": True, "key": os.urandom(4).hex()}
         for runs in run_sides(sides, model):
             is_done = len(runs) == len(sides) and runs[-1].is_done
@@ -338,7 +158,7 @@ def make_app() -> gr.Blocks:
             )
         status = gr.HTML(_status("Ready."), apply_default_css=False, elem_id="status")
         viewer = gr.HTML(
-            value="", html_template='<div class="tw" lang="en"></div>', js_on_load=asset("viewer.js"), page=page,
+            value="", html_template='<div class="tw" lang="en"></div>', js_on_load=viewer_script(), page=page,
             apply_default_css=False, elem_id="viewer",
         )  # fmt: skip
         everything = [chosen, model, tier, table, changes, *form]
@@ -384,7 +204,7 @@ def _form() -> tuple[Any, Any, list[Any]]:
     start = _fill(PRESETS[0].key, SCRIPTED)
     table = gr.Dataframe(
         value=start[0], headers=list(COLUMNS), type="array", interactive=True, label=T("requests"), elem_id="requests",
-        datatype=["str", "str", "number", "number", "number", "number", "number"], column_count=len(COLUMNS),
+        datatype=list(COLUMNS.values()), column_count=len(COLUMNS),
     )  # fmt: skip
     values = dict(zip(FORM, start[2:], strict=True))
     with gr.Row():

@@ -65,6 +65,18 @@ class Run:
     is_done: bool = True
 
 
+def all_requests(run: Run) -> list[RequestInfo]:
+    """The requests of a run; those that its description leaves out stand at the end, as old as their first step."""
+    known = {request.request_id: request for request in run.info.requests}
+    for number, trace in enumerate(run.traces):
+        state = trace.state
+        names = (*trace.num_scheduled_tokens, *state.running, *state.waiting, *state.swapped)
+        for name in (*names, *trace.sampled_token_ids):
+            if name not in known:
+                known[name] = RequestInfo(name, arrival=number)
+    return list(known.values())
+
+
 def make_engine(model: str, tier_name: str, options: Mapping[str, Any]) -> LLMEngine:
     """An engine that traces.
 
@@ -256,9 +268,7 @@ def load_run(path: Path) -> Run:
         raise ValueError(f"{path.name} holds no step.")
     table = json.loads(path.read_text(encoding="utf-8")).get("run")
     if table is None:
-        ids = [name for trace in traces for name in (*trace.num_scheduled_tokens, *trace.state.waiting)]
-        requests = tuple(RequestInfo(name) for name in dict.fromkeys(ids))
-        return Run(RunInfo(path.stem, "?", "?", infer_block_size(traces), requests), traces)
+        return Run(RunInfo(path.stem, "?", "?", infer_block_size(traces)), traces)
     try:
         return Run(_parse_info(table), traces)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -13,10 +13,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 import app.scripted
+from app.facts import facts
 from app.page import launch
 from app.presets import PRESETS, Preset, preset
 from app.runs import record, save_run
-from app.state import facts
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.workload import Workload, WorkloadRequest
 from tests.app.browser import View, open_browser, open_view
@@ -197,7 +197,7 @@ def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
     )
     view.wait_for_status("Done")
     view.page.wait_for_function(
-        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal')"
+        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal, step for step')"
     )
     tiers = [text.split(" ")[0] for text in view.find(".name small").all_text_contents()]
     assert tiers == ["reference", "fast"]
@@ -210,8 +210,9 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     view.page.wait_for_function(
         "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
     )
-    assert view.find(".parting").text_content() is not None
-    assert "These runs part in step" in (view.find(".parting").text_content() or "")
+    parting = view.find(".parting").text_content() or ""
+    assert "“A” and “block_size = 8, num_blocks = 17” part in step 0: " in parting
+    assert "A block holds 4 tokens in “A” and 8 in" in parting
 
 
 @pytest.mark.parametrize(
