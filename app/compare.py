@@ -35,6 +35,7 @@ _WHAT = {
         "free_order": "the free queue is {a} in {left} and {b} in {right}",
         "hashes": "block {who} has the hash {a} in {left} and {b} in {right}",
         "queues": "running, waiting and swapped are {a} in {left} and {b} in {right}",
+        "order": "the order is {a} in {left} and {b} in {right}",
         "length": "{left} has {a} steps and {right} has {b}",
     },
     "zh": {
@@ -52,6 +53,7 @@ _WHAT = {
         "free_order": "空闲队列：{left} 为 {a}，{right} 为 {b}",
         "hashes": "块 {who} 的哈希：{left} 为 {a}，{right} 为 {b}",
         "queues": "运行、等待、换出队列：{left} 为 {a}，{right} 为 {b}",
+        "order": "顺序：{left} 为 {a}，{right} 为 {b}",
         "length": "{left} 共 {a} 步，{right} 共 {b} 步",
     },
 }
@@ -103,6 +105,7 @@ def _locate(number: int, what: str, mine: Any, other: Any) -> Difference:
         for name in dict.fromkeys((*mine, *other)):
             if mine.get(name) != other.get(name):
                 return Difference(number, what, str(name), (mine.get(name), other.get(name)))
+        return Difference(number, "order", None, (tuple(mine), tuple(other)))
     return Difference(number, what, None, (mine, other))
 
 

@@ -214,8 +214,9 @@ def make_sides(
 
 
 def change_title(change: Mapping[str, Any]) -> str:
-    """`block_size = 8, num_blocks = 17`."""
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in change.items())
+    """`block_size = 8, preemption_mode = swap`."""
+    values = {n: value if isinstance(value, str) else json.dumps(value) for n, value in change.items()}
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 def preset_sides(chosen: Preset, model: str, tier: str) -> list[Side]:

@@ -16,6 +16,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 
+from app.files import load_run, save_run
+from app.fork import fork, fork_lesson
 from app.form import (
     BOTH,
     CHOICES,
@@ -35,7 +37,7 @@ from app.form import (
 )
 from app.labels import LABELS
 from app.presets import PRESETS, preset
-from app.runs import SCRIPTED, Run, load_run, save_run
+from app.runs import SCRIPTED, Run
 from app.state import make_page
 from reference.frontend.engine_args import DEFAULT_MODEL
 from reference.frontend.tiers import available_tiers, load_tier
@@ -56,7 +58,7 @@ def usable_tiers() -> list[str]:
 
 
 # The viewer's parts, in the order in which they build on one another; the browser gets them as one script.
-VIEWER = ("labels", "base", "unfold", "pool", "tables", "timeline", "pane", "page")
+VIEWER = ("labels", "base", "unfold", "pool", "tables", "timeline", "pane", "whatif", "page")
 
 
 def viewer_script() -> str:
@@ -105,6 +107,21 @@ def _run(key: str, model: str, tier: str, rows: list[list[Any]], changes: str, *
             status = f"{'Done' if is_done else 'Running'}: {steps} steps."
             page = make_page(runs, lesson, is_same=tier == BOTH)
             yield gr.HTML(page=page), _status(status), runs
+    except (ValueError, MemoryError) as error:
+        yield gr.skip(), _status(str(error), is_error=True), gr.skip()
+
+
+def _fork(runs: list[Run], event: gr.EventData) -> Iterator[Any]:
+    """One of the runs on the page once more, with the changes that the viewer's form names; yields as `_run` does."""
+    yield gr.skip(), _status("Running."), gr.skip()
+    try:
+        side, step, changes = int(event.side), int(event.step), dict(event.changes)
+        run, key = runs[side], os.urandom(4).hex()
+        for other in fork(run, step, changes):
+            lesson = {**fork_lesson(run, step, changes), "key": key}
+            is_mid = "" if other.is_done else "Running: "
+            status = f"{is_mid or 'Done: '}{len(run.traces)} and {len(other.traces)} steps."
+            yield gr.HTML(page=make_page([run, other], lesson)), _status(status), [run, other]
     except (ValueError, MemoryError) as error:
         yield gr.skip(), _status(str(error), is_error=True), gr.skip()
 
@@ -170,6 +187,7 @@ def make_app() -> gr.Blocks:
                 _run, everything, outputs, show_progress="hidden"
             ),
             tier.input(_run, everything, outputs, show_progress="hidden"),
+            viewer.fork(_fork, [shown], outputs, show_progress="hidden"),
         ]
         model.input(_fill, [chosen, model], filled, show_progress="hidden")
         cancel.click(_cancelled, [shown], [status], cancels=running, show_progress="hidden")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.compare import HASH_DIGITS, LANGUAGES, make_comparison
 from app.facts import facts
+from app.fork import OPTIONS, settings
 from app.runs import RequestInfo, Run, all_requests
 from app.sentences import step_sentence
 from app.timeline import slots, timeline
@@ -43,6 +44,7 @@ def make_view(run: Run) -> View:
         "num_blocks": encoder.num_blocks,
         "options": dict(run.info.options),
         "is_static": run.info.is_static,
+        "settings": settings(run.info) if run.workload is not None else None,
         "is_done": run.is_done,
         "requests": [
             {
@@ -58,6 +60,7 @@ def make_view(run: Run) -> View:
         ],
         "steps": steps,
         "facts": facts(run),
+        **({"forked_at": run.info.changes[-1].step} if run.info.changes else {}),
         "pieces": encoder.pieces.texts,
     }
 
@@ -217,7 +220,12 @@ def make_page(runs: Sequence[Run], lesson: Mapping[str, Any] | None = None, is_s
         is_same: runs of the same workload with the same options, which must not differ.
     """
     page: View = {"runs": [make_view(run) for run in runs], **(lesson or {})}
-    names = page.get("sides") or [dict.fromkeys(LANGUAGES, run.info.title) for run in runs]
+    page["options"] = [asdict(option) for option in OPTIONS]
+    names = (
+        page.pop("names", None)
+        or page.get("sides")
+        or [dict.fromkeys(LANGUAGES, run.info.title) for run in runs]
+    )
     page["comparisons"] = [
         make_comparison(runs[0], other, is_same, (names[0], name))
         for other, name in zip(runs[1:], names[1:], strict=False)

@@ -14,9 +14,10 @@ from playwright.sync_api import Browser
 
 import app.scripted
 from app.facts import facts
+from app.files import save_run
 from app.page import launch
 from app.presets import PRESETS, Preset, preset
-from app.runs import record, save_run
+from app.runs import record
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.workload import Workload, WorkloadRequest
 from tests.app.browser import View, open_browser, open_view
@@ -213,6 +214,53 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     parting = view.find(".parting").text_content() or ""
     assert "“A” and “block_size = 8, num_blocks = 17” part in step 0: " in parting
     assert "A block holds 4 tokens in “A” and 8 in" in parting
+
+
+def test_what_if_forks_the_run_from_the_step_that_is_shown(view: View) -> None:
+    view.choose_preset(preset("priority").title["en"])
+    view.scrub(3)
+    view.find(".whatifbtn").click()
+    form = view.find(".whatif")
+    assert (
+        form.locator("legend").text_content() == "The same requests, but with"
+    )  # block_size stands there first
+    assert "block_size: cannot change in mid-run" in (form.locator(".note").text_content() or "")
+    form.locator("select.what").select_option("scheduling_policy")
+    assert form.locator("legend").text_content() == "The same run, but from step 3 on with"
+    assert form.locator(".was").text_content() == "now fcfs"
+    form.locator(".go").click()
+    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_status("Done: 22 and 22 steps.")
+    assert view.find("h2").text_content() == "What if scheduling_policy = priority, from step 3 on?"
+    assert view.step == 3
+    assert "“as it was” and “what if” part in step 3" in (view.find(".parting span").text_content() or "")
+    assert view.find(".pane").nth(1).locator(".forkline").count() == 1
+    assert view.find(".pane").nth(0).locator(".forkline").count() == 0
+    waiting = view.find(".pane").locator('[data-queue="waiting"] .id')
+    assert waiting.all_text_contents() == ["dan", "eve", "finn", "urgent", "urgent", "dan", "eve", "finn"]
+    view.scrub(9)
+    view.find(".parting button").click()
+    assert view.step == 3
+
+
+def test_the_form_of_what_if_works_by_keyboard_and_refuses_nonsense_with_a_sentence(view: View) -> None:
+    view.find(".whatifbtn").focus()
+    press = view.page.keyboard.press
+    press("Enter")
+    assert view.find(".whatifbtn").get_attribute("aria-expanded") == "true"
+    press("Escape")
+    assert view.find(".whatif").is_hidden()
+    press("Enter")
+    view.find(".whatif select.of").select_option("1")
+    view.find('.whatif [data-what="add"]').click()
+    view.find(".whatif select.what").nth(1).select_option("num_blocks")
+    view.find('.whatif [data-what="drop"]').first.click()
+    assert view.find(".whatif .change").count() == 1
+    assert view.find(".whatif select.what").input_value() == "num_blocks"
+    view.find('.whatif input[aria-label="num_blocks"]').fill("2")
+    view.find(".whatif .go").click()
+    view.wait_for_status("Request 'ann'")
+    assert view.page.locator("#status [role=alert]").count() == 1
 
 
 @pytest.mark.parametrize(

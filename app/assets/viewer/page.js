@@ -7,6 +7,7 @@ const STILL = window.matchMedia('(prefers-reduced-motion: reduce)');
 
 const root = element.querySelector('.tw');
 const $ = (selector) => root.querySelector(selector);
+let whatIf = null;
 const firstStep = () => page.runs[0]?.steps[0]?.n ?? 0; // not 0 where only the end of a long run is at hand
 
 function build() {
@@ -23,8 +24,11 @@ function build() {
       <button type="button" data-do="last">${icon('M13 4h2v12h-2zM4 4v12l8-6z')}</button>
       <input type="range" class="scrub" min="0" value="0"><output class="where"></output>
       <label class="speed"><span></span><select>${SPEEDS.map((s) => `<option value="${s}"${s === speed ? ' selected' : ''}>${s}×</option>`).join('')}</select></label>
+      <button type="button" class="whatifbtn" aria-expanded="false"></button>
     </div>
+    <form class="whatif card" hidden></form>
     <div class="panes n${panes.length}"></div><p class="foot"></p>`;
+  whatIf = new WhatIf($('.whatifbtn'), $('.whatif'));
   $('.panes').append(...panes.map((pane) => pane.node));
   $('.controls').addEventListener('click', (event) => {
     const what = event.target.closest('[data-do]')?.dataset.do;
@@ -66,6 +70,7 @@ function drawRuns() { // all that depends on the runs
   drawFacts();
   drawPartings();
   for (const pane of panes) pane.names();
+  whatIf.names();
   go(at);
 }
 
@@ -96,6 +101,7 @@ function go(number) {
   scrub.setAttribute('aria-valuetext', `${say('step')} ${at + begin} ${say('of')} ${longest() + begin}`);
   $('.where').textContent = `${at + begin} / ${longest() + begin}`;
   root.dataset.step = at;
+  whatIf.drawNote();
   performance.measure('twinfer-step', { start: started, end: performance.now() });
 }
 
