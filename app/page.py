@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
+from fastapi import FastAPI
 
 from app.files import load_run, save_run
 from app.fork import fork, fork_lesson
@@ -36,6 +38,7 @@ from app.form import (
     table_rows,
 )
 from app.labels import LABELS
+from app.live import live_lesson, watch
 from app.presets import PRESETS, preset
 from app.runs import SCRIPTED, Run
 from app.state import make_page
@@ -126,6 +129,24 @@ def _fork(runs: list[Run], event: gr.EventData) -> Iterator[Any]:
         yield gr.skip(), _status(str(error), is_error=True), gr.skip()
 
 
+def _watch(url: str, api_key: str, allow_remote: bool) -> Iterator[Any]:
+    """The steps of a running server; yields as `_run` does, until cancelled."""
+    start = 2**31 - 1  # the last step there is
+    try:
+        for sight in watch(url, api_key, allow_remote):
+            if sight is None:
+                yield gr.skip(), gr.skip(), gr.skip()
+                continue
+            status = _status(sight.sentence, sight.is_error)
+            if sight.run is None:
+                yield gr.skip(), status, gr.skip()
+            else:
+                lesson = {**live_lesson(sight.run), "key": sight.key, "start": start}
+                yield gr.HTML(page=make_page([sight.run], lesson)), status, [sight.run]
+    except ValueError as error:
+        yield gr.skip(), _status(str(error), is_error=True), gr.skip()
+
+
 def _cancelled(runs: list[Run]) -> str:
     if all(run.is_done for run in runs):
         return _status("Cancelled before anything had come; the run before is still shown.")
@@ -156,8 +177,13 @@ def _save(runs: list[Run]) -> list[str]:
     return paths
 
 
-def make_app() -> gr.Blocks:
-    """The page; `launch` starts it."""
+def make_app(watch_url: str = "http://127.0.0.1:8000", watch_remote: bool = False) -> gr.Blocks:
+    """The page; `launch` starts it, `mount` puts it into another application.
+
+    Args:
+        watch_url: the server that stands in the field for watching one.
+        watch_remote: let the page watch servers of other machines, too.
+    """
     page, runs = first_page()
     with gr.Blocks(title="Twinfer", analytics_enabled=False, fill_width=True) as blocks:
         page_blocks: gr.Blocks = blocks
@@ -165,6 +191,12 @@ def make_app() -> gr.Blocks:
         chosen, model, tier, run_button, cancel = _panel()
         with gr.Accordion(T("details"), open=False, elem_id="details"):
             table, changes, form = _form()
+            with gr.Row(elem_id="watching"):
+                url = gr.Textbox(watch_url, label=T("watch_url"), info=T("watch_info"), scale=3, elem_id="watch-url")
+                key = gr.Textbox(
+                    "", label=T("watch_key"), info=T("watch_key_info"), type="password", scale=2, elem_id="watch-key"
+                )
+                watch_button = gr.Button(T("watch"), scale=0, min_width=140, elem_id="watch")
             with gr.Row():
                 load = gr.UploadButton(
                     "Load a trace file · 载入轨迹文件", file_types=[".json"], elem_id="load"
@@ -189,6 +221,12 @@ def make_app() -> gr.Blocks:
             tier.input(_run, everything, outputs, show_progress="hidden"),
             viewer.fork(_fork, [shown], outputs, show_progress="hidden"),
         ]
+        # Each page watches for itself; the engines of the runs take turns.
+        watching = gr.on(
+            [watch_button.click, url.submit], partial(_watch, allow_remote=watch_remote), [url, key], outputs,
+            show_progress="hidden", concurrency_limit=None, trigger_mode="once",
+        )  # fmt: skip
+        running.append(watching)
         model.input(_fill, [chosen, model], filled, show_progress="hidden")
         cancel.click(_cancelled, [shown], [status], cancels=running, show_progress="hidden")
         load.upload(_load, [load], outputs, show_progress="hidden")
@@ -258,24 +296,50 @@ def _form() -> tuple[Any, Any, list[Any]]:
     return table, changes, form
 
 
-def launch(host: str = "127.0.0.1", port: int | None = None, block: bool = True) -> tuple[gr.Blocks, str]:
+def looks() -> dict[str, Any]:
+    """How the page looks, however it is served."""
+    return {
+        "css": asset("viewer.css"),
+        "theme": gr.themes.Default(primary_hue="blue", neutral_hue="zinc"),
+        "i18n": T,
+        "footer_links": [],
+        "show_error": False,
+        "ssr_mode": False,
+    }
+
+
+def launch(
+    host: str = "127.0.0.1", port: int | None = None, block: bool = True, watch_remote: bool = False
+) -> tuple[gr.Blocks, str]:
     """Start the server; returns the page and its address.
 
     Args:
         host: address to listen on; only this machine can reach the default.
         port: the port; the first free one from 7860 on unless given.
         block: return only when the server is stopped.
+        watch_remote: see `make_app`.
 
     Raises:
         OSError: the port is taken.
     """
-    blocks = make_app()
+    blocks = make_app(watch_remote=watch_remote)
     _, address, _ = blocks.launch(
-        server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, ssr_mode=False,
-        css=asset("viewer.css"), footer_links=[],
-        theme=gr.themes.Default(primary_hue="blue", neutral_hue="zinc"), i18n=T, show_error=False,
-    )  # fmt: skip
+        server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, **looks()
+    )
     print(f"Twinfer is at {address}", flush=True)
     if block:
         blocks.block_thread()
     return blocks, address
+
+
+def mount(app: FastAPI, path: str = "/ui", watch_url: str = "http://127.0.0.1:8000") -> FastAPI:
+    """Put the page into an application at a path; returns the application.
+
+    Args:
+        app: a FastAPI application; behind a proxy its root_path counts.
+        path: where the page is.
+        watch_url: see `make_app`.
+    """
+    # The address the page is told to call back is relative to where it was loaded from, so none is given here.
+    mounted: FastAPI = gr.mount_gradio_app(app, make_app(watch_url), path, **looks())
+    return mounted

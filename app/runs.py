@@ -33,11 +33,11 @@ class RequestInfo:
 
     request_id: str
     prompt_token_ids: tuple[int, ...] = ()
-    arrival: int = (
-        0  # index of the step that began when it came in, or would have, had static batching let it
-    )
+    # Index of the step that began when it came in, or would have, had static batching let it; -1 = before all of them.
+    arrival: int = 0
     priority: int = 0
     candidates: tuple[Candidates, ...] = ()  # by output position; empty when nobody asked the model
+    number: int | None = None  # for its letter and colour, where it is not its place among the requests
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,18 @@ class Run:
     workload: Workload | None = None  # what would have to be played to get it again
 
 
+def names_in(trace: StepTrace) -> tuple[str, ...]:
+    """The requests that a step knows; some of them several times."""
+    state = trace.state
+    queues = (*state.running, *state.waiting, *state.swapped)
+    return (*trace.num_scheduled_tokens, *queues, *trace.sampled_token_ids)
+
+
 def all_requests(run: Run) -> list[RequestInfo]:
     """The requests of a run; those that its description leaves out stand at the end, as old as their first step."""
     known = {request.request_id: request for request in run.info.requests}
     for number, trace in enumerate(run.traces):
-        state = trace.state
-        names = (*trace.num_scheduled_tokens, *state.running, *state.waiting, *state.swapped)
-        for name in (*names, *trace.sampled_token_ids):
+        for name in names_in(trace):
             if name not in known:
                 known[name] = RequestInfo(name, arrival=number)
     return list(known.values())

@@ -8,6 +8,7 @@ texts of tokens by their index in `pieces`, blocks by their number.
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ def make_view(run: Run) -> View:
     requests = all_requests(run)
     encoder = _StepEncoder(run, requests)
     steps = [encoder.encode(number, trace) for number, trace in enumerate(run.traces)]
-    rows = timeline(run, requests)
+    rows, unknown = timeline(run, requests), unknown_tokens(run)
     return {
         "title": run.info.title,
         "tier": run.info.tier,
@@ -49,7 +50,9 @@ def make_view(run: Run) -> View:
         "requests": [
             {
                 "id": request.request_id,
-                "label": label(index),
+                "label": label(index if request.number is None else request.number),
+                "number": index if request.number is None else request.number,
+                "unknown": 0 if request.prompt_token_ids else unknown.get(request.request_id, 0),
                 "priority": request.priority,
                 "arrival": request.arrival,
                 "prompt": encoder.pieces.of(request.prompt_token_ids),
@@ -63,6 +66,18 @@ def make_view(run: Run) -> View:
         **({"forked_at": run.info.changes[-1].step} if run.info.changes else {}),
         "pieces": encoder.pieces.texts,
     }
+
+
+def unknown_tokens(run: Run) -> dict[str, int]:
+    """By request: the tokens before the first that the run saw sampled, which is the prompt if it saw them all."""
+    unknown: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    for trace in run.traces:
+        for name, known in trace.state.num_tokens.items():
+            unknown.setdefault(name, known - seen[name])
+        for name, ids in trace.sampled_token_ids.items():
+            seen[name] += len(ids)
+    return unknown
 
 
 @dataclass
@@ -92,7 +107,8 @@ class _StepEncoder:
         self.index = {request.request_id: i for i, request in enumerate(requests)}
         self.pieces = _Pieces(run.info.pieces)
         first = run.traces[0].state.cache if run.traces else None
-        self.num_blocks = 0 if first is None else first.num_free_blocks + len(first.ref_counts)
+        counted = 0 if first is None else first.num_free_blocks + len(first.ref_counts)
+        self.num_blocks = run.info.num_blocks - 1 if run.info.num_blocks else counted
         self._before: StepTrace | None = None
         self._queues: dict[str, list[int]] = {}
         self._entered: set[str] = set()

@@ -86,11 +86,13 @@ def _delays(run: Run, request: RequestInfo, news: View) -> View:
     """Time to first token and to the end, in steps (1: within the step of arrival) and in seconds."""
     if not run.traces or request.arrival >= len(run.traces):
         return {}
+    row: View = {key: news[key] for key in ("end", "reason") if key in news}
+    if request.arrival < 0:
+        return row
     start = run.traces[request.arrival].started
-    row: View = {}
     for name, key in (("ttft", "first"), ("latency", "end")):
         if key in news:
             trace = run.traces[news[key]]
             row[f"{name}_steps"] = news[key] - request.arrival + 1
             row[f"{name}_s"] = round(trace.started + trace.seconds - start, 6)
-    return {**row, **{key: news[key] for key in ("end", "reason") if key in news}}
+    return row

@@ -236,7 +236,7 @@ def _app(arguments: argparse.Namespace) -> int:
     from importlib.metadata import entry_points
 
     for entry in entry_points(group="twinfer.commands", name="app"):
-        status: int = entry.load()(arguments.host, arguments.port)
+        status: int = entry.load()(arguments.host, arguments.port, arguments.watch_remote)
         return status
     raise ValueError("The app is not installed; install the package again, with `pip install -e .[app]`.")
 

@@ -10,7 +10,7 @@ const esc = (text) => String(text).replace(/[&<>"']/g, (c) => ESCAPES[c]);
 const say = (key) => LABELS[lang][key];
 const inLang = (text) => (text && typeof text === 'object' ? text[lang] ?? text.en : text ?? '');
 const fillIn = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
-const hue = (request) => `o${request % 8} p${Math.floor(request / 8) % 5}`; // colour and pattern of an owner
+const hue = (number) => `o${number % 8} p${Math.floor(number / 8) % 5}`; // colour and pattern of an owner
 const icon = (path) => `<svg viewBox="0 0 20 20" width="20" height="20" aria-hidden="true"><path d="${path}"></path></svg>`;
 const visible = (piece) => esc(piece.replace(/\n/g, '↵').replace(/\t/g, '⇥')) || '·';
 const longest = () => Math.max(0, ...panes.map((pane) => pane.last));

@@ -66,6 +66,7 @@ function translate() {
 
 function drawRuns() { // all that depends on the runs
   $('.head h2').textContent = inLang(page.title) || page.runs[0]?.title || '';
+  $('.head h2').classList.toggle('live', Boolean(page.is_live));
   $('.lesson').textContent = inLang(page.lesson);
   drawFacts();
   drawPartings();
@@ -120,7 +121,7 @@ function stop() {
 
 function toggle() {
   if (timer) { stop(); return; }
-  if (at >= longest()) go(0);
+  if (at >= longest() && page.runs.every((run) => run.is_done)) go(0);
   timer = setInterval(() => {
     if (!element.isConnected) { clearInterval(timer); return; }
     if (at >= longest()) { if (page.runs.every((run) => run.is_done)) stop(); return; }

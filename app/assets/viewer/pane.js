@@ -66,7 +66,9 @@ class Pane {
     if (lit !== null) light(lit, this, true);
   }
 
-  letter(r) { return `<span class="badge ${hue(r)}">${this.view.requests[r].label}</span>`; }
+  hue(r) { return hue(this.view.requests[r].number); }
+
+  letter(r) { return `<span class="badge ${this.hue(r)}">${this.view.requests[r].label}</span>`; }
 
   badge(r) { return `${this.letter(r)}<span class="id">${esc(this.view.requests[r].id)}</span>`; }
 

@@ -89,7 +89,7 @@ class Pool {
 
   drawCell(cell, holders, fill, mark, hash) {
     const held = holders === '' ? [] : holders.split(',').map(Number);
-    const owner = held.length === 0 ? 'free' : held.length > 1 ? 'shared' : hue(held[0]);
+    const owner = held.length === 0 ? 'free' : held.length > 1 ? 'shared' : this.pane.hue(held[0]);
     const lit = cell.node.classList.contains('lit');
     cell.node.className = `cell ${owner}${hash ? ' hashed' : ''}${mark ? ` ev-${mark}` : ''}${lit ? ' lit' : ''}`;
     cell.node.style.background = held.length > 1 ? this.stripes(held) : '';
@@ -115,7 +115,7 @@ class Pool {
 
   stripes(held) { // a shared block shows the colours of its first four holders
     const some = held.slice(0, 4), share = 100 / some.length;
-    const stops = some.map((r, i) => `var(--o${r % 8}) ${i * share}% ${(i + 1) * share}%`);
+    const stops = some.map((r, i) => `var(--o${this.pane.view.requests[r].number % 8}) ${i * share}% ${(i + 1) * share}%`);
     return `linear-gradient(90deg, ${stops.join(', ')})`;
   }
 

@@ -78,16 +78,18 @@ class Tables {
     }
     const text = old + (fresh && `<span class="now">${fresh}</span>`);
     const holders = this.pane.pool.numHolders(block);
-    return `<span class="chip ${hue(r)}${holders > 1 ? ' multi' : ''}" data-block="${block}"><span class="at">${index}→<b>${block}</b>` +
+    return `<span class="chip ${this.pane.hue(r)}${holders > 1 ? ' multi' : ''}" data-block="${block}"><span class="at">${index}→<b>${block}</b>` +
       `${holders > 1 ? ` ×${holders}` : ''}</span><span class="words">${text}${Math.min(end - from, size) > MAX_WORDS ? '…' : ''}</span></span>`;
   }
 
   word(r, position, state) { // text of a token; behind the known ones stand this step's drafts
     const { view, outputs, shown } = this.pane, prompt = view.requests[r].prompt;
     if (position < prompt.length) return shown[prompt[position]];
-    const known = state.pos[r]?.known ?? prompt.length;
+    const before = prompt.length || view.requests[r].unknown; // tokens whose text nobody has told
+    if (position < before) return '·';
+    const known = state.pos[r]?.known ?? before;
     if (position >= known) return shown[state.step.draft?.[r]?.[position - known]] ?? '?';
-    return shown[outputs[r][position - prompt.length]?.[1]] ?? '·';
+    return shown[outputs[r][position - before]?.[1]] ?? '·';
   }
 
   text(r) { // that was generated so far; the tokens of this step are marked, with what else they might have been
