@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -37,13 +37,13 @@ from reference.frontend.input_processor import InputProcessor, Prompt
 from reference.frontend.output_collector import OutputCollector, OutputKind
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
+from reference.frontend.step_watcher import StepWatcher
 from reference.frontend.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 OnNews = Callable[[Sequence[RequestOutput], CoreStats], None]
-MAX_STEPS_BEHIND = 1024  # traces a slow watcher may leave unread before the oldest are dropped
 
 
 class AsyncLLM:
@@ -51,6 +51,7 @@ class AsyncLLM:
 
     Attributes:
         config: sizes and limits.
+        tier_name: of the implementation.
         tokenizer: the model's.
         on_news: called after each step, and each abort, with the outputs it gave and the state of the core.
         stats: the state of the core after its last step.
@@ -59,9 +60,14 @@ class AsyncLLM:
     default_tier: Tier | None = None
 
     def __init__(
-        self, client: AsyncEngineCoreClient, tokenizer: Tokenizer, on_news: OnNews | None = None
+        self,
+        client: AsyncEngineCoreClient,
+        tokenizer: Tokenizer,
+        on_news: OnNews | None = None,
+        tier_name: str = "",
     ) -> None:
         self.client = client
+        self.tier_name = tier_name
         self.config = client.config
         self.tokenizer = tokenizer
         self.input_processor = InputProcessor(self.config, tokenizer)
@@ -74,7 +80,8 @@ class AsyncLLM:
         self._collectors: dict[str, OutputCollector] = {}
         self._calls: dict[int, asyncio.Future[bool]] = {}
         self._call_ids = count()
-        self._watchers: set[asyncio.Queue[str | None]] = set()
+        self._watchers: set[StepWatcher] = set()
+        self._is_ending = False
         self._reader = asyncio.create_task(self._read_news())
 
     @classmethod
@@ -96,7 +103,8 @@ class AsyncLLM:
             raise ValueError("No tier was given; use reference.AsyncLLM or fast.AsyncLLM, or give one.")
         client = await AsyncEngineCoreClient.make_client(mode, args, tier)
         try:
-            return cls(client, await asyncio.to_thread(load_tokenizer, client.model_path))
+            tokenizer = await asyncio.to_thread(load_tokenizer, client.model_path)
+            return cls(client, tokenizer, tier_name=tier.name)
         except BaseException:
             await client.close()
             raise
@@ -106,7 +114,7 @@ class AsyncLLM:
         cls, core: EngineCore, tokenizer: Tokenizer, mode: ClientMode = "thread"
     ) -> Self:
         """Run a core that was built already; `mode` is "thread" or "inproc"."""
-        return cls(AsyncEngineCoreClient.from_core(mode, core), tokenizer)
+        return cls(AsyncEngineCoreClient.from_core(mode, core), tokenizer, tier_name=core.tier_name)
 
     async def generate(
         self,
@@ -244,29 +252,40 @@ class AsyncLLM:
         self.client.send(ResetPrefixCache(call_id))
         return await future
 
-    async def watch_steps(self) -> AsyncGenerator[str, None]:
-        """The `StepTrace` of every step from now on, as a JSON object with its whole state (`trace_file.encode_step`).
+    @contextmanager
+    def watch_steps(self) -> Iterator[StepWatcher]:
+        """A context in which every step from now on can be read: `async for step in watcher`.
+
+        The first one is a keyframe. A watcher that is too slow misses steps, and holds nobody up. The steps end with
+        the engine.
 
         Raises:
             ValueError: the engine records no traces.
+            EngineDeadError: the engine core is gone.
         """
         if not self.config.trace:
             raise ValueError("This engine records no traces; make it with trace=True.")
-        steps: asyncio.Queue[str | None] = asyncio.Queue()
-        self._watchers.add(steps)
-        self.client.send(WatchSteps(True))
+        self.check_health()
+        watcher = StepWatcher(self._ask_for_keyframe)
+        self._watchers.add(watcher)
+        self._ask_for_keyframe()
+        if self._is_ending:
+            watcher.end()
         try:
-            while (step := await steps.get()) is not None:
-                yield step
+            yield watcher
         finally:
-            self._watchers.discard(steps)
+            self._watchers.discard(watcher)
             if not self._watchers and self._dead is None:
                 self.client.send(WatchSteps(False))
 
+    def _ask_for_keyframe(self) -> None:
+        self.client.send(WatchSteps(True))
+
     def end_watches(self) -> None:
-        """No more steps for those who `watch_steps`."""
-        for steps in self._watchers:
-            steps.put_nowait(None)
+        """No more steps for those who `watch_steps`, and none for those who are about to."""
+        self._is_ending = True
+        for watcher in self._watchers:
+            watcher.end()
 
     async def close(self) -> None:
         """End the engine core; unfinished requests are aborted."""
@@ -300,11 +319,9 @@ class AsyncLLM:
         self._deliver(outputs)
         if self.on_news is not None:
             self.on_news(outputs, news.stats)
-        for steps in self._watchers:
-            for trace in news.traces:
-                if steps.qsize() >= MAX_STEPS_BEHIND:
-                    steps.get_nowait()
-                steps.put_nowait(trace)
+        for watcher in self._watchers:
+            for step in news.traces:
+                watcher.put(step)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:

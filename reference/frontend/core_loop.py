@@ -27,6 +27,7 @@ from reference.frontend.core_messages import (
     News,
     ResetPrefixCache,
     StepNews,
+    StepRecord,
     WatchSteps,
 )
 from reference.frontend.engine_args import EngineArgs
@@ -36,7 +37,7 @@ from reference.frontend.metrics import StatLogger
 from reference.frontend.model_store import resolve_model
 from reference.frontend.structured_output import GrammarCompiler
 from reference.frontend.tokenizer import load_tokenizer
-from reference.frontend.trace_file import encode_step
+from reference.frontend.trace_file import StepEncoder
 
 Receive = Callable[[bool], list[Command]]
 Send = Callable[[News], None]
@@ -74,6 +75,7 @@ class EngineCoreLoop:
         self.send = send
         self.is_stopping = False
         self.is_watched = False  # somebody wants the traces
+        self._encoder = StepEncoder()
         self.stat_logger = StatLogger(core.metrics)
         self._step_tokens = 0
         self._num_queue_times = 0
@@ -121,6 +123,7 @@ class EngineCoreLoop:
             self.send(CallResult(command.call_id, was_reset))
         elif isinstance(command, WatchSteps):
             self.is_watched = command.watched
+            self._encoder.restart()  # whoever has come just now knows nothing of the steps before
         else:
             self.is_stopping = True
 
@@ -146,10 +149,10 @@ class EngineCoreLoop:
             queue_times=list(metrics.queue_time.recent)[-num_new:] if num_new else [],
         )
 
-    def _take_traces(self) -> list[str]:
+    def _take_traces(self) -> list[StepRecord]:
         """The traces that are complete now. Nothing is kept of a run that may last for months."""
         traces, is_idle = self.core.traces, not self.core.has_unfinished_requests()
         num_complete = len(traces) if is_idle else len(traces) - 1
         complete = traces[: max(num_complete, 0)]
         del traces[: len(complete)]
-        return [encode_step(trace) for trace in complete] if self.is_watched else []
+        return [StepRecord(*self._encoder.encode(trace)) for trace in complete] if self.is_watched else []

@@ -124,7 +124,7 @@ class ResetPrefixCache(msgspec.Struct, tag=True, frozen=True):
 
 
 class WatchSteps(msgspec.Struct, tag=True, frozen=True):
-    """From now on send the trace of every step, or none any more."""
+    """From now on send the trace of every step, beginning with a keyframe, or none any more."""
 
     watched: bool
 
@@ -144,10 +144,17 @@ class CoreReady(msgspec.Struct, tag=True, frozen=True):
     model_path: str
 
 
+class StepRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The trace of a step that is complete: see `EngineCoreLoop`."""
+
+    is_keyframe: bool
+    content: str  # JSON: see `trace_file`
+
+
 class StepNews(msgspec.Struct, tag=True, frozen=True):
     outputs: list[EngineCoreOutput]
     stats: CoreStats
-    traces: list[str] = []  # JSON, of steps that are complete now: see `EngineCoreLoop`
+    traces: list[StepRecord] = []
 
 
 class CallResult(msgspec.Struct, tag=True, frozen=True):

@@ -4,7 +4,7 @@
 
 A pool of thousands of blocks changes by a few of them a step, so the state of a step is written as its difference from
 the step before. Every 64th is a keyframe: a difference from the empty state, which is everything. A reader that wants
-step n starts at the last keyframe before it.
+step n starts at the last keyframe before it. `GET /v1/trace/steps` of the server sends the same steps, one an event.
 
     an order   (queues, free queue)   pieces: [start, end] is that slice of the old order, anything else is an entry
     a table    (by request or block)  {"keys": their order, "set": [[key, value], ...] new or changed}
@@ -30,13 +30,55 @@ _WHOLE_FIELDS = tuple(name for name in StepTrace.__dataclass_fields__ if name !=
 
 def write_trace(traces: Sequence[StepTrace], path: Path) -> None:
     """Write a file that `read_trace` reads back. Raises OSError when it cannot be written."""
-    lines = []
-    before = _EMPTY
-    for index, trace in enumerate(traces):
-        lines.append(encode_step(trace, None if index % KEYFRAME_INTERVAL == 0 else before))
-        before = trace.state
+    encoder = StepEncoder()
+    lines = [encoder.encode(trace)[1] for trace in traces]
     head = {"format": FORMAT, "version": VERSION, "sha256": _checksum(lines)}
     path.write_text(f'{json.dumps(head)[:-1]}, "steps": [\n' + ",\n".join(lines) + "\n]}\n", encoding="ascii")
+
+
+class StepEncoder:
+    """Steps of one run, in order, each as the difference from the one before, and every 64th as a keyframe."""
+
+    def __init__(self) -> None:
+        self._before: SchedulerSnapshot | None = None
+        self._num_since_keyframe = 0
+
+    def restart(self) -> None:
+        """The next step is a keyframe: somebody starts to read there."""
+        self._before = None
+
+    def encode(self, trace: StepTrace) -> tuple[bool, str]:
+        """Whether it is a keyframe, and the JSON object."""
+        if self._num_since_keyframe == KEYFRAME_INTERVAL:
+            self._before = None
+        is_keyframe = self._before is None
+        self._num_since_keyframe = 1 if is_keyframe else self._num_since_keyframe + 1
+        step = encode_step(trace, self._before)
+        self._before = trace.state
+        return is_keyframe, step
+
+
+class StepDecoder:
+    """The way back, from the first keyframe on."""
+
+    def __init__(self) -> None:
+        self._before: SchedulerSnapshot | None = None
+
+    def decode(self, step: Any) -> StepTrace:
+        """The trace of a step. `step` is what the JSON object has parsed to.
+
+        Raises:
+            ValueError: it is no step, or no keyframe has come yet.
+        """
+        try:
+            before = _EMPTY if step["keyframe"] else self._before
+            if before is None:
+                raise ValueError("its difference is from a step that is missing")
+            trace = _decode_step(step, before)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"a step that makes no sense ({type(error).__name__}: {error})") from error
+        self._before = trace.state
+        return trace
 
 
 def encode_step(trace: StepTrace, before: SchedulerSnapshot | None = None) -> str:
@@ -69,12 +111,11 @@ def read_trace(path: Path) -> list[StepTrace]:
     steps = document.get("steps")
     if not isinstance(steps, list) or document.get("sha256") != _checksum(map(_to_json, steps)):
         raise ValueError(f"{path} is damaged: its checksum does not match; record it again.")
+    decoder = StepDecoder()
     try:
-        return _decode_steps(steps)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds a step that makes no sense ({type(error).__name__}: {error}); record it again."
-        ) from error
+        return [decoder.decode(step) for step in steps]
+    except ValueError as error:
+        raise ValueError(f"{path} holds {error}; record it again.") from error
 
 
 def _to_json(step: Any) -> str:
@@ -85,19 +126,14 @@ def _checksum(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _decode_steps(steps: Sequence[Any]) -> list[StepTrace]:
-    traces = []
-    before = _EMPTY
-    for step in steps:
-        before = _decode_state(_EMPTY if step["keyframe"] else before, step["state"])
-        fields = {name: step[name] for name in _WHOLE_FIELDS}
-        fields["preempted"] = tuple(fields["preempted"])
-        for name in ("block_copies", "swap_outs", "swap_ins"):
-            fields[name] = tuple(map(tuple, fields[name]))
-        for name in ("sampled_token_ids", "draft_token_ids"):
-            fields[name] = {request_id: tuple(ids) for request_id, ids in step[name].items()}
-        traces.append(StepTrace(**fields, state=before))
-    return traces
+def _decode_step(step: Mapping[str, Any], before: SchedulerSnapshot) -> StepTrace:
+    fields = {name: step[name] for name in _WHOLE_FIELDS}
+    fields["preempted"] = tuple(fields["preempted"])
+    for name in ("block_copies", "swap_outs", "swap_ins"):
+        fields[name] = tuple(map(tuple, fields[name]))
+    for name in ("sampled_token_ids", "draft_token_ids"):
+        fields[name] = {request_id: tuple(ids) for request_id, ids in step[name].items()}
+    return StepTrace(**fields, state=_decode_state(before, step["state"]))
 
 
 def _encode_state(before: SchedulerSnapshot, after: SchedulerSnapshot) -> dict[str, Any]:

@@ -213,8 +213,16 @@ class PacedTier(ScriptedTier):
 class ScriptedServer(Endpoint):
     """A server in a thread of this process, on a scripted engine: see `scripted_server`."""
 
-    def __init__(self, tier: Tier, args: ServerArgs, config: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        args: ServerArgs,
+        config: dict[str, Any],
+        options: dict[str, Any],
+        send_buffer: int | None = None,
+    ) -> None:
         self.model = "script"
+        self._send_buffer = send_buffer
         self.core = EngineCore(make_scripted_config(**config), PacedTier(tier, **options), NO_WEIGHTS)
         self._args = args
         self._ready = threading.Event()
@@ -223,8 +231,11 @@ class ScriptedServer(Endpoint):
         assert self._ready.wait(20)
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         engine = await AsyncLLM.from_engine_core(self.core, byte_tokenizer())
         listener = bind("127.0.0.1", 0)
+        if self._send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self.server = Server(engine, self._args, "script")
         task = asyncio.create_task(self.server.serve(sockets=[listener]))
@@ -235,18 +246,27 @@ class ScriptedServer(Endpoint):
         await engine.close()
 
     def stop(self) -> None:
-        self.server.should_exit = True
+        if self._thread.is_alive() and not self.server.should_exit:
+            self._loop.call_soon_threadsafe(self.server.stop)
         self._thread.join(20)
         assert not self._thread.is_alive()
 
 
 @contextmanager
 def scripted_server(
-    tier: Tier, args: ServerArgs | None = None, config: dict[str, Any] | None = None, **options: Any
+    tier: Tier,
+    args: ServerArgs | None = None,
+    config: dict[str, Any] | None = None,
+    send_buffer: int | None = None,
+    **options: Any,
 ) -> Iterator[ScriptedServer]:
-    """`config`: see `make_scripted_config`; `options`: those of `PacedRunner`."""
+    """`config`: see `make_scripted_config`; `options`: those of `PacedRunner`.
+
+    `send_buffer`: bytes that the kernel takes from the server for a client that does not read.
+    """
     sizes = {"num_usable_blocks": 1000, "max_model_len": 1000} | (config or {})
-    server = ScriptedServer(tier, args or ServerArgs(access_log=False, shutdown_timeout=1), sizes, options)
+    args = args or ServerArgs(access_log=False, shutdown_timeout=1)
+    server = ScriptedServer(tier, args, sizes, options, send_buffer)
     try:
         yield server
     finally:

@@ -246,8 +246,9 @@ def test_a_watcher_gets_every_step_in_order_and_the_core_keeps_none(tier: Tier) 
         steps: list[dict[str, Any]] = []
 
         async def watch() -> None:
-            async for step in llm.watch_steps():
-                steps.append(msgspec.json.decode(step))
+            with llm.watch_steps() as watched:
+                async for step in watched:
+                    steps.append(msgspec.json.decode(step))
 
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
@@ -260,14 +261,14 @@ def test_a_watcher_gets_every_step_in_order_and_the_core_keeps_none(tier: Tier) 
 
     steps = use(scripted(tier, config={"trace": True}), body)
     assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
-    assert all(step["keyframe"] for step in steps)
+    assert [step["keyframe"] for step in steps] == [True, False, False, False, False]
     assert steps[-1]["finished"] == {"a": "length"}
 
 
 def test_without_traces_there_is_nothing_to_watch(tier: Tier) -> None:
     async def body(llm: AsyncLLM) -> None:
-        with pytest.raises(ValueError, match="trace=True"):
-            await anext(llm.watch_steps())
+        with pytest.raises(ValueError, match="trace=True"), llm.watch_steps():
+            pass
 
     use(scripted(tier), body)
 

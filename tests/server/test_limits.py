@@ -286,30 +286,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         Limits(max_queue_len=0)
 
 
-def test_the_steps_of_the_engine_can_be_watched(server: ServerProcess) -> None:
-    steps: list[dict[str, Any]] = []
-    ready = threading.Event()
-
-    def watch() -> None:
-        with server.stream("GET", "/v1/trace/steps") as response:
-            ready.set()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    steps.append(json.loads(line.removeprefix("data: ")))
-                    if steps[-1]["finished"]:
-                        return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    assert ready.wait(10)
-    server.post("/v1/completions", {"prompt": "watch this", "max_tokens": 5, "ignore_eos": True})
-    watcher.join(10)
-    assert not watcher.is_alive()
-    numbers = [step["step"] for step in steps]
-    assert numbers == list(range(numbers[0], numbers[0] + 5))
-    assert list(steps[-1]["finished"].values()) == ["length"]
-
-
 def test_the_prefix_cache_can_be_reset_where_that_is_enabled(server: ServerProcess) -> None:
     body = {"prompt": "reset me " * 8, "max_tokens": 1}
 

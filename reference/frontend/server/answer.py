@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from reference.frontend.outputs import CompletionOutput, RequestOutput
@@ -86,7 +86,7 @@ class Answer(ABC):
             usage.completion_tokens = 0
         return usage.render()
 
-    async def stream(self, generation: Generation) -> AsyncIterator[str]:
+    async def stream(self, generation: Generation) -> AsyncGenerator[str, None]:
         """The answer as events. An error becomes an event too: a stream always ends with `[DONE]`."""
         head = self.head(self.stream_object_name)
         try:

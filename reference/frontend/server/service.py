@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
@@ -37,7 +37,14 @@ from reference.frontend.server.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from reference.frontend.server.streaming import DONE, EventStream, event, unless_disconnected
+from reference.frontend.server.streaming import (
+    DONE,
+    EventStream,
+    event,
+    unless_disconnected,
+    with_signs_of_life,
+)
+from reference.frontend.trace_file import FORMAT, VERSION
 
 
 class Service:
@@ -83,7 +90,7 @@ class Service:
         if not request.stream:
             return JSONResponse(content)
 
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncGenerator[str, None]:
             for chunk in answer.echo_chunks(content):
                 yield event(chunk)
             yield DONE
@@ -223,12 +230,30 @@ class Service:
         return Response()
 
     def trace_steps(self) -> Response:
-        """Every step from now on as an event."""
+        """Every step from now on as an event; the first event says what engine it is."""
         self.check_health()
+        config = self.engine.config
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "tier": self.engine.tier_name,
+            "block_size": config.cache.block_size,
+            "num_blocks": config.cache.num_blocks,
+            "max_num_seqs": config.scheduler.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+            "max_model_len": config.scheduler.max_model_len,
+        }
 
-        async def events() -> AsyncIterator[str]:
-            async for step in self.engine.watch_steps():
-                yield f"data: {step}\n\n"
+        async def events() -> AsyncGenerator[str, None]:
+            try:
+                with self.engine.watch_steps() as steps:
+                    yield event(head)
+                    async for step in steps:
+                        yield f"data: {step}\n\n"
+                self.engine.check_health()
+            except EngineDeadError as error:
+                yield event(engine_is_dead(error).content())
             yield DONE
 
-        return EventStream(events(), lambda: None)
+        return EventStream(with_signs_of_life(events()), lambda: None)

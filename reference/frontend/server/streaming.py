@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,10 +14,42 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"
+SIGN_OF_LIFE = ": idle\n\n"  # a comment: readers of server-sent events pass over it
+SIGN_OF_LIFE_S = 15.0  # proxies give up on a silent connection after a minute or so
 
 
 def event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def with_signs_of_life(
+    events: AsyncGenerator[str, None], interval_s: float = SIGN_OF_LIFE_S
+) -> AsyncGenerator[str, None]:
+    """The same events, and a comment whenever none has come for so long."""
+    pending: asyncio.Future[str] | None = None
+    try:
+        while True:
+            pending = pending or asyncio.ensure_future(_next(events))
+            done, _ = await asyncio.wait([pending], timeout=interval_s)
+            if not done:
+                yield SIGN_OF_LIFE
+                continue
+            try:
+                text = pending.result()
+            except StopAsyncIteration:
+                return
+            pending = None
+            yield text
+    finally:
+        if pending is not None:
+            pending.cancel()
+            with suppress(asyncio.CancelledError, StopAsyncIteration):
+                await pending
+        await events.aclose()
+
+
+async def _next(events: AsyncGenerator[str, None]) -> str:
+    return await anext(events)
 
 
 class ClientGoneError(Exception):
@@ -58,7 +90,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[str, None], on_close: Callable[[], None]) -> None:
         self.events = events
         self.on_close = on_close
         self.background = None
@@ -83,6 +115,7 @@ class EventStream(Response):
                 task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await sender
+            await self.events.aclose()  # it may not have been running: a slow reader keeps the sender waiting
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
