@@ -6,7 +6,7 @@ import http.client
 import json
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ def _pause(seconds: float) -> Iterator[None]:
         yield None
 
 
-def _follow(stream: StepStream, live: LiveRun, texts: Texts) -> Iterator[Sight | None]:
+def _follow(stream: StepStream, live: LiveRun, texts: Texts) -> Generator[Sight | None, None, Lost]:
     """One connection to its end; returns how it was lost."""
     next_show = 0.0
     live.num_since_connected = 0
@@ -100,7 +100,9 @@ def _follow(stream: StepStream, live: LiveRun, texts: Texts) -> Iterator[Sight |
         if live.is_news and time.monotonic() >= next_show:
             started = time.monotonic()
             texts.learn(live.unknown_ids(texts))
-            yield Sight(f"Watching {live.url}: {live.sentence}", live.run(texts), live.key)  # the page is made now
+            yield Sight(
+                f"Watching {live.url}: {live.sentence}", live.run(texts), live.key
+            )  # the page is made now
             spent = time.monotonic() - started
             next_show = time.monotonic() + max(SHOW_EVERY_S, spent * (1 / MAX_SHARE - 1))
         else:
@@ -128,7 +130,9 @@ class LiveRun:
         self.key = f"live-{time.monotonic_ns()}"
         self.num_seen = 0
         self._traces: deque[StepTrace] = deque(maxlen=MAX_STEPS)
-        self._requests: dict[str, tuple[int, int]] = {}  # -> its number, and that of the step in which it was first seen
+        self._requests: dict[
+            str, tuple[int, int]
+        ] = {}  # -> its number, and that of the step in which it was first seen
         self._num_forgotten = 0
 
     def begin(self, head: Head) -> None:
@@ -142,7 +146,10 @@ class LiveRun:
         for name in names_in(trace):
             is_old = not self.num_seen and name not in trace.num_cached_tokens
             if name not in self._requests:
-                self._requests[name] = (len(self._requests) + self._num_forgotten, UNKNOWN if is_old else self.num_seen)
+                self._requests[name] = (
+                    len(self._requests) + self._num_forgotten,
+                    UNKNOWN if is_old else self.num_seen,
+                )
         self._traces.append(trace)
         self.num_seen += 1
         self.num_since_connected += 1

@@ -192,9 +192,16 @@ def make_app(watch_url: str = "http://127.0.0.1:8000", watch_remote: bool = Fals
         with gr.Accordion(T("details"), open=False, elem_id="details"):
             table, changes, form = _form()
             with gr.Row(elem_id="watching"):
-                url = gr.Textbox(watch_url, label=T("watch_url"), info=T("watch_info"), scale=3, elem_id="watch-url")
+                url = gr.Textbox(
+                    watch_url, label=T("watch_url"), info=T("watch_info"), scale=3, elem_id="watch-url"
+                )
                 key = gr.Textbox(
-                    "", label=T("watch_key"), info=T("watch_key_info"), type="password", scale=2, elem_id="watch-key"
+                    "",
+                    label=T("watch_key"),
+                    info=T("watch_key_info"),
+                    type="password",
+                    scale=2,
+                    elem_id="watch-key",
                 )
                 watch_button = gr.Button(T("watch"), scale=0, min_width=140, elem_id="watch")
             with gr.Row():

@@ -66,7 +66,9 @@ class Address:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https") or any(c.isspace() for c in text):
-            raise ValueError(f"{text[:80]!r} is no address of a server; write one like http://127.0.0.1:8000.")
+            raise ValueError(
+                f"{text[:80]!r} is no address of a server; write one like http://127.0.0.1:8000."
+            )
         if not allow_remote and not _is_loopback(host):
             raise ValueError(
                 f"{host} is another machine, and this page watches servers of its own machine only; start the app with "
@@ -179,10 +181,15 @@ class StepStream:
         if not isinstance(message, dict) or message.get("format") != FORMAT:
             raise ValueError("its first event does not say so")
         if message.get("version") != VERSION:
-            raise ValueError(f"version {message.get('version')!r} of the format, and this program reads {VERSION}")
+            raise ValueError(
+                f"version {message.get('version')!r} of the format, and this program reads {VERSION}"
+            )
         try:
             return Head(
-                str(message["model"]), str(message["tier"]), int(message["block_size"]), int(message["num_blocks"])
+                str(message["model"]),
+                str(message["tier"]),
+                int(message["block_size"]),
+                int(message["num_blocks"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"its first event lacks {error}") from error

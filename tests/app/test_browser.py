@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,13 @@ from playwright.sync_api import Browser
 import app.scripted
 from app.facts import facts
 from app.files import save_run
-from app.page import launch
 from app.presets import PRESETS, Preset, preset
 from app.runs import record
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.workload import Workload, WorkloadRequest
-from tests.app.browser import View, open_browser, open_view
+from tests.app.browser import View, open_view
 
 pytestmark = pytest.mark.xdist_group("browser")  # one server and one browser for all of them
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    blocks, address = launch(block=False)
-    yield address
-    blocks.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def view(browser: Browser, address: str) -> Iterator[View]:
-    view = open_view(browser, address)
-    yield view
-    assert view.complaints == []
-    view.page.context.close()
 
 
 def shown(value: float | int | None) -> str:
