@@ -17,6 +17,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
 from fastapi import FastAPI
+from fastapi.responses import FileResponse
 
 from app.files import load_run, save_run
 from app.fork import fork, fork_lesson
@@ -45,6 +46,7 @@ from app.state import make_page
 from reference.frontend.engine_args import DEFAULT_MODEL
 from reference.frontend.tiers import available_tiers, load_tier
 
+ICON = str(resources.files("app").joinpath("assets", "icon.svg"))
 T = gr.I18n(**LABELS)
 
 
@@ -307,6 +309,7 @@ def looks() -> dict[str, Any]:
     """How the page looks, however it is served."""
     return {
         "css": asset("viewer.css"),
+        "favicon_path": ICON,
         "theme": gr.themes.Default(primary_hue="blue", neutral_hue="zinc"),
         "i18n": T,
         "footer_links": [],
@@ -347,6 +350,8 @@ def mount(app: FastAPI, path: str = "/ui", watch_url: str = "http://127.0.0.1:80
         path: where the page is.
         watch_url: see `make_app`.
     """
-    # The address the page is told to call back is relative to where it was loaded from, so none is given here.
+    if not any(getattr(route, "path", None) == "/favicon.ico" for route in app.routes):
+        # Browsers ask the root for it, where a mounted page is not.
+        app.add_api_route("/favicon.ico", lambda: FileResponse(ICON), include_in_schema=False)
     mounted: FastAPI = gr.mount_gradio_app(app, make_app(watch_url), path, **looks())
     return mounted

@@ -13,4 +13,5 @@ const fillIn = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[
 const hue = (number) => `o${number % 8} p${Math.floor(number / 8) % 5}`; // colour and pattern of an owner
 const icon = (path) => `<svg viewBox="0 0 20 20" width="20" height="20" aria-hidden="true"><path d="${path}"></path></svg>`;
 const visible = (piece) => esc(piece.replace(/\n/g, '↵').replace(/\t/g, '⇥')) || '·';
+const brief = (id) => (id.length > 16 ? `${id.slice(0, 8)}…` : id); // a server's ids are long
 const longest = () => Math.max(0, ...panes.map((pane) => pane.last));

@@ -70,7 +70,7 @@ class Pane {
 
   letter(r) { return `<span class="badge ${this.hue(r)}">${this.view.requests[r].label}</span>`; }
 
-  badge(r) { return `${this.letter(r)}<span class="id">${esc(this.view.requests[r].id)}</span>`; }
+  badge(r) { return `${this.letter(r)}<span class="id" title="${esc(this.view.requests[r].id)}">${esc(brief(this.view.requests[r].id))}</span>`; }
 
   drawBudget(step) {
     const parts = { prefill: 0, decode: 0, accepted: 0, rejected: 0 };

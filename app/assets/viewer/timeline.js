@@ -75,7 +75,7 @@ class Timeline {
       : `<circle class="end" cx="${Math.min(this.x(request.end + 1), this.width - this.right)}" cy="${y + 10}" r="3.5"></circle>`;
     const delays = this.right > 4 ? `<text class="small" x="${this.width - this.right + 8}" y="${y + 14}">${request.ttft_steps ?? '–'} / ` +
       `${request.latency_steps ?? '–'} · ${duration(request.latency_s)}</text>` : '';
-    const name = this.left > 60 ? `<text class="small" x="26" y="${y + 14}">${esc(request.id.slice(0, 10))}</text>` : '';
+    const name = this.left > 60 ? `<text class="small" x="26" y="${y + 14}">${esc(brief(request.id).slice(0, 10))}</text>` : '';
     return `<rect class="ow" style="fill:var(--o${request.number % 8})" x="2" y="${y + 2}" width="20" height="16" rx="4"></rect>` +
       `<text class="letter" x="12" y="${y + 14}">${request.label}</text>${name}${shape}${end}${delays}`;
   }
