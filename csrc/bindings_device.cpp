@@ -192,6 +192,12 @@ void copy_blocks(py::handle k_cache, py::handle v_cache, py::handle block_mappin
   });
 }
 
+void check_block(int32_t block, int64_t entry, const std::string& of, const Arguments& args) {
+  if (block >= 0 && block < args["N"]) return;
+  reject("block_tables: expected blocks in [0, " + std::to_string(args["N"]) + "), got " + std::to_string(block) +
+         " at entry " + std::to_string(entry) + of + ".");
+}
+
 struct Visible {
   int most;                       // positions that any query sees
 };
@@ -211,10 +217,7 @@ Visible check_decode(const int32_t* tables, int64_t table_stride, const int32_t*
     const int64_t begin = window > 0 ? std::max<int64_t>(0, length - window) : 0;
     visible.most = std::max(visible.most, static_cast<int>(length - begin));
     for (int64_t i = begin / block_size; i * block_size < length; ++i) {
-      const int32_t block = tables[s * table_stride + i];
-      if (block >= 0 && block < args["N"]) continue;
-      reject("block_tables: expected blocks in [0, " + std::to_string(args["N"]) + "), got " + std::to_string(block) +
-             " at entry " + std::to_string(i) + of + ".");
+      check_block(tables[s * table_stride + i], i, of, args);
     }
   }
   return visible;
@@ -230,7 +233,7 @@ void check_heads(const Arguments& args) {
            std::to_string(args["B"]) + " and D=" + std::to_string(args["D"]) + ".");
   }
   if (args["S"] > 65535) {
-    reject("query: expected at most 65535 sequences, the limit of a grid's second dimension, got " +
+    reject("seq_lens: expected at most 65535 sequences, the limit of a grid's other dimensions, got " +
            std::to_string(args["S"]) + ".");
   }
 }
@@ -264,6 +267,64 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
          as_int("k_cache", args["B"]), window_in_range, static_cast<float>(scale), means.data(), largest.data(),
          sums.data(), splits},
         visible.most, rung, nullptr);
+  });
+}
+
+// What the kernels rely on to stay inside the cache and the query. Returns the most rows of any sequence.
+int64_t check_chunks(const int32_t* starts, const int32_t* lens, const int32_t* tables, int64_t table_stride,
+                     const Arguments& args, int64_t window) {
+  const int64_t num_seqs = args["S"], block_size = args["B"], room = args["max_blocks"] * block_size;
+  if (starts[0] != 0 || starts[num_seqs] != args["T"]) {
+    reject("query_start_loc: expected to start at 0 and end at T=" + std::to_string(args["T"]) + ", got " +
+           std::to_string(starts[0]) + " and " + std::to_string(starts[num_seqs]) + ".");
+  }
+  int64_t most = 0;
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    const std::string of = " of sequence " + std::to_string(s);
+    const int64_t rows = int64_t{starts[s + 1]} - starts[s], length = lens[s];
+    if (rows < 0) reject("query_start_loc: expected ascending values, got " + std::to_string(rows) + " rows" + of + ".");
+    if (length < rows || length > room) {
+      reject("seq_lens: expected between " + std::to_string(rows) + " (the query rows) and " + std::to_string(room) +
+             " (max_blocks * B)" + of + ", got " + std::to_string(length) + ".");
+    }
+    if (rows == 0) continue;
+    const int64_t first_seen = window > 0 ? std::max<int64_t>(0, length - rows + 1 - window) : 0;
+    for (int64_t i = first_seen / block_size; i * block_size < length; ++i) {
+      check_block(tables[s * table_stride + i], i, of, args);
+    }
+    most = std::max(most, rows);
+  }
+  return most;
+}
+
+void prefill_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
+                       py::handle block_tables, py::handle query_start_loc, py::handle seq_lens, double scale,
+                       int64_t window, const std::string& rung_name, const Simulation& simulation) {
+  Arguments args;
+  const DLDataType dtype = floating_dtype("query", query);
+  const TensorView q = args.tensor("query", query, dtype, kRows, {"T", "H", "D"});
+  const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "H", "D"});
+  const TensorView kc = args.tensor("k_cache", k_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView vc = args.tensor("v_cache", v_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
+  const TensorView tables = args.tensor("block_tables", block_tables, kInt32, kRows, {"S", "max_blocks"});
+  args.define("S+1", args["S"] + 1);
+  const TensorView starts = args.tensor("query_start_loc", query_start_loc, kInt32, kContiguous, {"S+1"});
+  const TensorView lens = args.tensor("seq_lens", seq_lens, kInt32, kContiguous, {"S"});
+  check_heads(args);
+  if (window < 0) reject("window: expected at least 0 (off), got " + std::to_string(window) + ".");
+  const int64_t most = check_chunks(starts.data<const int32_t>(), lens.data<const int32_t>(),
+                                    tables.data<const int32_t>(), row_stride(tables), args, window);
+  const int rung = device::rung_number("prefill_attention", rung_name);
+  const int window_in_range = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
+  run(dtype, simulation, [&](auto zero) {
+    using T = decltype(zero);
+    device::prefill_attention<T>(
+        {o.data<T>(), q.data<const T>(), kc.data<const T>(), vc.data<const T>(), tables.data<const int32_t>(),
+         starts.data<const int32_t>(), lens.data<const int32_t>(), row_stride(o), row_stride(q), row_stride(tables),
+         as_int("query", args["T"]), as_int("query_start_loc", args["S"]), as_int("query", args["H"]),
+         as_int("k_cache", args["Hkv"]), as_int("query", args["D"]), as_int("k_cache", args["B"]), window_in_range,
+         static_cast<float>(scale)},
+        as_int("query", most), rung, nullptr);
   });
 }
 
@@ -356,13 +417,12 @@ py::dict rungs() {
 }
 
 }  // namespace
-}  // namespace twinfer
 
-PYBIND11_MODULE(_simt, m) {
+// In fast._simt and, for traced kernels, in fast._simt_trace.
+void bind_kernels(py::module_& m) {
   using arg = pybind11::arg;
-  using twinfer::Simulation;
-  m.doc() = "The CUDA kernels under the emulator; fast/ladder.py documents them.";
-  pybind11::class_<Simulation>(m, "Simulation")
+  // Local, as two modules have it: fast._simt and fast._simt_trace.
+  pybind11::class_<Simulation>(m, "Simulation", pybind11::module_local())
       .def(pybind11::init([](uint64_t seed, int threads, std::string architecture) {
              twinfer::check_threads(threads);
              twinfer::simt::architecture(architecture);
@@ -382,10 +442,20 @@ PYBIND11_MODULE(_simt, m) {
         arg("simulation"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"), arg("simulation"));
+  m.def("prefill_attention", &twinfer::prefill_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
+        arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"),
+        arg("simulation"));
   m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("rung"), arg("simulation"));
   m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("rung"), arg("simulation"));
   m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),
         arg("cos_sin_cache"), arg("rung"), arg("simulation"));
   m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
   m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
+}
+
+}  // namespace twinfer
+
+PYBIND11_MODULE(_simt, m) {
+  m.doc() = "The CUDA kernels under the emulator; fast/ladder.py documents them.";
+  twinfer::bind_kernels(m);
 }

@@ -39,6 +39,19 @@ def paged_attention(
     rung: str,
     simulation: Simulation,
 ) -> None: ...
+def prefill_attention(
+    out: Tensor,
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int,
+    rung: str,
+    simulation: Simulation,
+) -> None: ...
 def silu_and_mul(out: Tensor, gate_up: Tensor, rung: str, simulation: Simulation) -> None: ...
 def gelu(out: Tensor, x: Tensor, rung: str, simulation: Simulation) -> None: ...
 def rotary_embedding(

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from fast.cores import available_cores
+from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
 try:
@@ -59,6 +61,29 @@ def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm
     if device != "simt":
         raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
     return Ladder(_simt, seed, threads, architecture)
+
+
+def trace_kernel(
+    ladder: Ladder, operation: str, *arguments: Any, block: tuple[int, int, int] = (0, 0, 0), **named: Any
+) -> KernelTrace:
+    """Runs one operation of a ladder under the emulator and records what its kernels did to memory.
+
+    `trace_kernel(ladder, "paged_attention", out, query, ..., rung="v2_shared_reduce")` does what
+    `ladder.paged_attention(out, query, ..., rung="v2_shared_reduce")` does, some ten times slower.
+
+    Args:
+        ladder: its seed and architecture hold; the blocks run on one OS thread.
+        operation: a method of `Ladder`.
+        arguments, named: for the method.
+        block: the block of threads whose events are kept, in each launch that has it. Counts are of all blocks.
+
+    Raises:
+        ValueError: no such operation, or as the operation does.
+        RuntimeError: as the operation does.
+    """
+    from fast import _simt_trace
+
+    return record(_simt_trace, ladder, operation, arguments, named, block)
 
 
 def reshape_and_cache(

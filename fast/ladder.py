@@ -155,6 +155,49 @@ class Ladder:
             out, query, k_cache, v_cache, block_tables, seq_lens, scale, window, rung, self._how
         )
 
+    def prefill_attention(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        rung: str = "",
+    ) -> None:
+        """Causal attention of a ragged batch over the paged cache: chunks of prompts and decoded tokens, mixed.
+
+        The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s; each attends to
+        itself and to all tokens before it. Query head h reads KV head h // (H // Hkv).
+
+        Args:
+            out: [T, H, D], rows, written.
+            query: [T, H, D], rows, D at most 256.
+            k_cache, v_cache: [N, B, Hkv, D].
+            block_tables: int32 [S, max_blocks], rows; entries past the last token or wholly left of the first query
+                row's window are not read.
+            query_start_loc: int32 [S + 1], ascending from 0 to T.
+            seq_lens: int32 [S], tokens in the cache, the query rows included.
+            scale: factor on query . key, usually D ** -0.5.
+            window: how many of the newest tokens a query sees, itself included; 0 is all.
+        """
+        self.module.prefill_attention(
+            out,
+            query,
+            k_cache,
+            v_cache,
+            block_tables,
+            query_start_loc,
+            seq_lens,
+            scale,
+            window,
+            rung,
+            self._how,
+        )
+
     def silu_and_mul(self, out: torch.Tensor, gate_up: torch.Tensor, rung: str = "") -> None:
         """out = silu(gate) * up. Rungs are those of "silu_mul".
 

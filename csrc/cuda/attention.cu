@@ -27,6 +27,10 @@ void launch_vectorised(const PagedAttentionArguments<T>& args, int max_context, 
   const auto heads = static_cast<unsigned>(args.num_heads), seqs = static_cast<unsigned>(args.num_seqs);
   const auto splits = static_cast<unsigned>(args.num_splits);
   const dim3 threads(kAttentionThreads);
+  const size_t rows = size_t{heads} * seqs * splits;
+  name_memory("split_out", args.split_out, rows * args.head_dim);
+  name_memory("split_max", args.split_max, rows);
+  name_memory("split_sum", args.split_sum, rows);
   if (rung == 3) {
     launch(paged_attention_v3_vectorised<T, kHeadDim>, dim3(heads, seqs), threads, max_context * sizeof(float), stream,
            args);

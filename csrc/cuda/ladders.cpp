@@ -11,6 +11,7 @@ const std::vector<Ladder>& ladders() {
       {"cache_write", {"v1_element", "v2_vectorised"}},
       {"copy_blocks", {"v1_element", "v2_vectorised"}},
       {"paged_attention", {"v1_naive", "v2_shared_reduce", "v3_vectorised", "v4_split_kv", "v5_grouped"}},
+      {"prefill_attention", {"v1_naive", "v2_tiled"}},
       {"silu_mul", {"v1_element", "v2_vectorised"}},
       {"gelu", {"v1_element", "v2_vectorised"}},
       {"rotary", {"v1_pair", "v2_token"}},

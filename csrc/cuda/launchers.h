@@ -41,6 +41,10 @@ int num_splits(int max_context);
 template <class T>
 void paged_attention(const PagedAttentionArguments<T>& args, int max_context, int rung, cudaStream_t stream);
 
+// `max_query`: the most query rows of any sequence.
+template <class T>
+void prefill_attention(const PrefillAttentionArguments<T>& args, int max_query, int rung, cudaStream_t stream);
+
 template <class T>
 void silu_mul(const SiluMulArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>

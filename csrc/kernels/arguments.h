@@ -78,6 +78,26 @@ struct PagedAttentionArguments {
 };
 
 template <class T>
+struct PrefillAttentionArguments {
+  T* out;                         // [T, H*D]
+  const T* query;                 // [T, H*D]
+  const T* k_cache;               // [N, B, Hkv, D]
+  const T* v_cache;               // [N, B, Hkv, D]
+  const int32_t* block_tables;    // [S, max_blocks]
+  const int32_t* query_start_loc; // [S + 1], from 0 to T: rows query_start_loc[s] on are the newest tokens of sequence s
+  const int32_t* seq_lens;        // [S], tokens in the cache, those of the query rows included
+  int64_t out_stride, query_stride, table_stride;
+  int num_tokens;                 // T
+  int num_seqs;                   // S
+  int num_heads;                  // H
+  int num_kv_heads;               // Hkv
+  int head_dim;                   // D
+  int block_size;                 // B
+  int window;                     // newest tokens that a query sees, itself included; 0: all
+  float scale;
+};
+
+template <class T>
 struct SiluMulArguments {
   T* out;                         // [T, F]
   const T* gate_up;               // [T, 2F]

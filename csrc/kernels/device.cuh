@@ -1,6 +1,6 @@
 // The one header every kernel includes: CUDA under nvcc, the emulator (csrc/simt) under any other compiler.
 //
-// Four spellings differ from plain CUDA, so that one source serves both:
+// Some spellings differ from plain CUDA, so that one source serves both:
 //   SHARED_ARRAY(float, tile, [4][64]);     for  __shared__ float tile[4][64];
 //   DYNAMIC_SHARED(float, logits);          for  extern __shared__ float logits[];
 //   device::launch(kernel, grid, block, shared_bytes, stream, arguments...);    for  kernel<<<...>>>(arguments...)
@@ -24,7 +24,12 @@
   extern __shared__ __align__(16) unsigned char name##_bytes[];    \
   T* const name = reinterpret_cast<T*>(name##_bytes)
 
+#define WATCH(name, value) static_cast<void>(0)
+
 namespace twinfer::device {
+
+template <class T>
+void name_memory(const char*, const T*, size_t) {}
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;

@@ -25,6 +25,7 @@
 
 #include "kernels/arguments.h"
 #include "kernels/numeric.cuh"
+#include "kernels/paged_cache.cuh"
 #include "kernels/reduce.cuh"
 
 namespace twinfer::device {
@@ -34,27 +35,11 @@ constexpr int kAttentionBlocks = 6;                   // on one multiprocessor a
 constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kSplitTokens = 256;
 constexpr int kGroupedHeads = 4;
-constexpr int kLargestHeadDim = 256;
-
-// The positions that one query sees.
-struct Span {
-  int begin, end;
-  __device__ __forceinline__ int size() const { return end - begin; }
-};
 
 template <class T>
 __device__ __forceinline__ Span visible_span(const PagedAttentionArguments<T>& a, int seq) {
   const int end = a.seq_lens[seq];
   return {a.window > 0 ? max(0, end - a.window) : 0, end};
-}
-
-// Where the head's K (or V) of a position begins.
-template <class T>
-__device__ __forceinline__ int64_t cache_offset(const PagedAttentionArguments<T>& a, int seq, int kv_head,
-                                                int position) {
-  const int64_t block = a.block_tables[seq * a.table_stride + position / a.block_size];
-  const int64_t slot = block * a.block_size + position % a.block_size;
-  return (slot * a.num_kv_heads + kv_head) * a.head_dim;
 }
 
 // ---- v1: one thread does everything for one head ----------------------------------------------------------------
@@ -84,6 +69,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v1_naive(Pa
     for (int d = 0; d < a.head_dim; ++d) {
       weighted[d] = weighted[d] * shrink + weight * to_float(a.v_cache[offset + d]);
     }
+    WATCH("largest", largest);
+    WATCH("sum", sum);
   }
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = 0; d < a.head_dim; ++d) out[d] = from_float<T>(sum > 0.0f ? weighted[d] / sum : 0.0f);
@@ -119,6 +106,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v2_shared_r
     sum += logits[i];
   }
   sum = block_reduce_tree<Sum, kAttentionThreads>(sum, scratch);   // its barriers also publish the weights
+  WATCH("largest", largest);
+  WATCH("sum", sum);
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = tid; d < a.head_dim; d += kAttentionThreads) {
     float weighted = 0.0f;
@@ -228,6 +217,8 @@ __device__ __forceinline__ SoftmaxState<kHeads> attend_weights(int size, float* 
       sum += weight;
     }
     state.sum[h] = block_reduce_shuffle<Sum, kAttentionThreads>(sum, scratch);   // also publishes the weights
+    WATCH("largest", state.largest[h]);
+    WATCH("sum", state.sum[h]);
   }
   return state;
 }

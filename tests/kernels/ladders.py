@@ -25,14 +25,27 @@ class Rung:
     """One rung of one operation, on an emulator set up in one way. `name` goes to the call."""
 
     name: str
+    operation: str
     ladder: Ladder
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The types it takes: tensor cores multiply 16-bit numbers only."""
+        return DTYPES[1:] if self.name.endswith("tensor_cores") else DTYPES
+
+
+def rungs_of(operation: str) -> tuple[str, ...]:
+    return kernels.ladder("simt").rungs[operation]
 
 
 def every_rung(operation: str) -> pytest.MarkDecorator:
     """Parametrizes `rung` over the operation's rungs, each under every order of threads."""
     cases = [
-        pytest.param(Rung(name, kernels.ladder("simt", seed=seed, threads=threads)), id=f"{name}-order{seed}")
-        for name in kernels.ladder("simt").rungs[operation]
+        pytest.param(
+            Rung(name, operation, kernels.ladder("simt", seed=seed, threads=threads)),
+            id=f"{name}-order{seed}",
+        )
+        for name in rungs_of(operation)
         for seed, threads in ORDERS
     ]
     return pytest.mark.parametrize("rung", cases)

@@ -131,6 +131,35 @@ Values run_paged_attention(int rung) {
   return all;
 }
 
+// A chunk behind cached tokens, a decoded token, a sequence without rows, a whole prompt.
+template <class T>
+void attend_chunks(Values& all, int rung, int heads, int kv_heads, int head_dim, int window) {
+  constexpr int kBlockSize = 16, kSeqs = 4, kMaxBlocks = 3;
+  const std::vector<int32_t> lens{45, 33, 5, 18}, starts{0, 19, 20, 20, 38};
+  const int row = heads * head_dim, tokens = starts[kSeqs], longest = 19;
+  std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
+  int32_t next = 0;
+  for (int s = 0; s < kSeqs; ++s) {
+    for (int i = 0; i * kBlockSize < lens[s]; ++i) tables[s * kMaxBlocks + i] = next++;
+  }
+  const size_t cache_size = static_cast<size_t>(next) * kBlockSize * kv_heads * head_dim;
+  const std::vector<T> query = numbers<T>(tokens * row, 1), k = numbers<T>(cache_size, 2), v = numbers<T>(cache_size, 3);
+  std::vector<T> out(tokens * row);
+  prefill_attention<T>({out.data(), query.data(), k.data(), v.data(), tables.data(), starts.data(), lens.data(), row, row,
+                        kMaxBlocks, tokens, kSeqs, heads, kv_heads, head_dim, kBlockSize, window, 0.125f},
+                       longest, rung, nullptr);
+  append(all, out);
+}
+
+template <class T>
+Values run_prefill_attention(int rung) {
+  Values all;
+  attend_chunks<T>(all, rung, 2, 1, 64, 0);
+  attend_chunks<T>(all, rung, 1, 1, 128, 20);
+  attend_chunks<T>(all, rung, 1, 1, 33, 0);
+  return all;
+}
+
 template <class T>
 Values run_silu_mul(int rung) {
   Values all;
@@ -200,7 +229,7 @@ struct Operation {
 const std::map<std::string, Operation> kOperations = {
     OPERATION(rms_norm), OPERATION(layer_norm), OPERATION(cache_write), OPERATION(copy_blocks),
     OPERATION(silu_mul), OPERATION(gelu),       OPERATION(rotary),      OPERATION(paged_attention),
-    OPERATION(softmax),  OPERATION(argmax),
+    OPERATION(softmax),  OPERATION(argmax),     OPERATION(prefill_attention),
 };
 
 // A vectorised rung leaves the odd row out, which comes last.
