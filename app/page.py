@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import gradio as gr
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
+from app.browser_code import ICON, script, styles
 from app.files import load_run, save_run
 from app.fork import fork, fork_lesson
 from app.form import (
@@ -38,15 +37,16 @@ from app.form import (
     run_sides,
     table_rows,
 )
+from app.kernel_tab import kernel_tab
 from app.labels import LABELS
 from app.live import live_lesson, watch
 from app.presets import PRESETS, preset
 from app.runs import SCRIPTED, Run
 from app.state import make_page
+from app.status import status
 from reference.frontend.engine_args import DEFAULT_MODEL
 from reference.frontend.tiers import available_tiers, load_tier
 
-ICON = str(resources.files("app").joinpath("assets", "icon.svg"))
 T = gr.I18n(**LABELS)
 
 
@@ -60,18 +60,6 @@ def usable_tiers() -> list[str]:
             continue
         usable.append(name)
     return usable
-
-
-# The viewer's parts, in the order in which they build on one another; the browser gets them as one script.
-VIEWER = ("labels", "base", "unfold", "pool", "tables", "timeline", "pane", "whatif", "page")
-
-
-def viewer_script() -> str:
-    return "\n".join(asset(f"viewer/{name}.js") for name in VIEWER)
-
-
-def asset(name: str) -> str:
-    return resources.files("app").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
 
 
 def first_page() -> tuple[dict[str, Any], list[Run]]:
@@ -94,41 +82,37 @@ def _fill(key: str, model: str) -> list[Any]:
     ]
 
 
-def _status(text: str, is_error: bool = False) -> str:
-    role = "alert" if is_error else "status"
-    return f'<p class="{"tw-error" if is_error else "tw-status"}" role="{role}">{html.escape(text)}</p>'
-
-
 def _run(key: str, model: str, tier: str, rows: list[list[Any]], changes: str, *values: Any) -> Iterator[Any]:
     """Run what the form says; yields (viewer, status, runs)."""
     chosen = preset(key)
-    yield gr.skip(), _status("Running."), gr.skip()
+    yield gr.skip(), status("Running."), gr.skip()
     try:
         sides = make_sides(tier, parse_rows(rows), values, parse_runs(changes))
         lesson = {**lesson_of(chosen, sides, model), "autoplay": True, "key": os.urandom(4).hex()}
         for runs in run_sides(sides, model):
             is_done = len(runs) == len(sides) and runs[-1].is_done
             steps = " and ".join(str(len(run.traces)) for run in runs)
-            status = f"{'Done' if is_done else 'Running'}: {steps} steps."
+            text = f"{'Done' if is_done else 'Running'}: {steps} steps."
             page = make_page(runs, lesson, is_same=tier == BOTH)
-            yield gr.HTML(page=page), _status(status), runs
+            yield gr.HTML(page=page), status(text), runs
     except (ValueError, MemoryError) as error:
-        yield gr.skip(), _status(str(error), is_error=True), gr.skip()
+        yield gr.skip(), status(str(error), is_error=True), gr.skip()
 
 
 def _fork(runs: list[Run], event: gr.EventData) -> Iterator[Any]:
     """One of the runs on the page once more, with the changes that the viewer's form names; yields as `_run` does."""
-    yield gr.skip(), _status("Running."), gr.skip()
+    yield gr.skip(), status("Running."), gr.skip()
     try:
         side, step, changes = int(event.side), int(event.step), dict(event.changes)
         run, key = runs[side], os.urandom(4).hex()
         for other in fork(run, step, changes):
             lesson = {**fork_lesson(run, step, changes), "key": key}
-            is_mid = "" if other.is_done else "Running: "
-            status = f"{is_mid or 'Done: '}{len(run.traces)} and {len(other.traces)} steps."
-            yield gr.HTML(page=make_page([run, other], lesson)), _status(status), [run, other]
+            text = (
+                f"{'Done' if other.is_done else 'Running'}: {len(run.traces)} and {len(other.traces)} steps."
+            )
+            yield gr.HTML(page=make_page([run, other], lesson)), status(text), [run, other]
     except (ValueError, MemoryError) as error:
-        yield gr.skip(), _status(str(error), is_error=True), gr.skip()
+        yield gr.skip(), status(str(error), is_error=True), gr.skip()
 
 
 def _watch(url: str, api_key: str, allow_remote: bool) -> Iterator[Any]:
@@ -139,21 +123,21 @@ def _watch(url: str, api_key: str, allow_remote: bool) -> Iterator[Any]:
             if sight is None:
                 yield gr.skip(), gr.skip(), gr.skip()
                 continue
-            status = _status(sight.sentence, sight.is_error)
+            told = status(sight.sentence, sight.is_error)
             if sight.run is None:
-                yield gr.skip(), status, gr.skip()
+                yield gr.skip(), told, gr.skip()
             else:
                 lesson = {**live_lesson(sight.run), "key": sight.key, "start": start}
-                yield gr.HTML(page=make_page([sight.run], lesson)), status, [sight.run]
+                yield gr.HTML(page=make_page([sight.run], lesson)), told, [sight.run]
     except ValueError as error:
-        yield gr.skip(), _status(str(error), is_error=True), gr.skip()
+        yield gr.skip(), status(str(error), is_error=True), gr.skip()
 
 
 def _cancelled(runs: list[Run]) -> str:
     if all(run.is_done for run in runs):
-        return _status("Cancelled before anything had come; the run before is still shown.")
+        return status("Cancelled before anything had come; the run before is still shown.")
     steps = " and ".join(str(len(run.traces)) for run in runs)
-    return _status(f"Cancelled. Shown are the {steps} steps that had come.")
+    return status(f"Cancelled. Shown are the {steps} steps that had come.")
 
 
 def _load(path: str | None) -> tuple[Any, Any, Any]:
@@ -161,10 +145,10 @@ def _load(path: str | None) -> tuple[Any, Any, Any]:
         return gr.skip(), gr.skip(), gr.skip()
     try:
         run = load_run(Path(path))
-        return gr.HTML(page=make_page([run])), _status(f"Loaded: {len(run.traces)} steps."), [run]
+        return gr.HTML(page=make_page([run])), status(f"Loaded: {len(run.traces)} steps."), [run]
     except ValueError as error:
         message = str(error).replace(path, Path(path).name)
-        return gr.skip(), _status(message, is_error=True), gr.skip()
+        return gr.skip(), status(message, is_error=True), gr.skip()
 
 
 def _save(runs: list[Run]) -> list[str]:
@@ -189,57 +173,61 @@ def make_app(watch_url: str = "http://127.0.0.1:8000", watch_remote: bool = Fals
     page, runs = first_page()
     with gr.Blocks(title="Twinfer", analytics_enabled=False, fill_width=True) as blocks:
         page_blocks: gr.Blocks = blocks
-        shown = gr.State(runs)
-        chosen, model, tier, run_button, cancel = _panel()
-        with gr.Accordion(T("details"), open=False, elem_id="details"):
-            table, changes, form = _form()
-            with gr.Row(elem_id="watching"):
-                url = gr.Textbox(
-                    watch_url, label=T("watch_url"), info=T("watch_info"), scale=3, elem_id="watch-url"
+        with gr.Tab(T("tab_engine"), elem_id="tab-engine"):
+            shown = gr.State(runs)
+            chosen, model, tier, run_button, cancel = _panel()
+            with gr.Accordion(T("details"), open=False, elem_id="details"):
+                table, changes, form = _form()
+                with gr.Row(elem_id="watching"):
+                    url = gr.Textbox(
+                        watch_url, label=T("watch_url"), info=T("watch_info"), scale=3, elem_id="watch-url"
+                    )
+                    key = gr.Textbox(
+                        "",
+                        label=T("watch_key"),
+                        info=T("watch_key_info"),
+                        type="password",
+                        scale=2,
+                        elem_id="watch-key",
+                    )
+                    watch_button = gr.Button(T("watch"), scale=0, min_width=140, elem_id="watch")
+                with gr.Row():
+                    load = gr.UploadButton(
+                        "Load a trace file · 载入轨迹文件", file_types=[".json"], elem_id="load"
+                    )
+                    save = gr.Button(T("save"), elem_id="save")
+                files = gr.File(
+                    label=T("files"), file_count="multiple", interactive=False, elem_id="files", visible=False
                 )
-                key = gr.Textbox(
-                    "",
-                    label=T("watch_key"),
-                    info=T("watch_key_info"),
-                    type="password",
-                    scale=2,
-                    elem_id="watch-key",
-                )
-                watch_button = gr.Button(T("watch"), scale=0, min_width=140, elem_id="watch")
-            with gr.Row():
-                load = gr.UploadButton(
-                    "Load a trace file · 载入轨迹文件", file_types=[".json"], elem_id="load"
-                )
-                save = gr.Button(T("save"), elem_id="save")
-            files = gr.File(
-                label=T("files"), file_count="multiple", interactive=False, elem_id="files", visible=False
+            told = gr.HTML(status("Ready."), apply_default_css=False, elem_id="status")
+            viewer = gr.HTML(
+                value="", html_template='<div class="tw" lang="en"></div>', js_on_load=script("viewer"), page=page,
+                apply_default_css=False, elem_id="viewer",
+            )  # fmt: skip
+            everything = [chosen, model, tier, table, changes, *form]
+            outputs = [viewer, told, shown]
+            filled = [table, changes, *form]
+            running = [
+                run_button.click(_run, everything, outputs, show_progress="hidden"),
+                chosen.input(_fill, [chosen, model], filled, show_progress="hidden").then(
+                    _run, everything, outputs, show_progress="hidden"
+                ),
+                tier.input(_run, everything, outputs, show_progress="hidden"),
+                viewer.fork(_fork, [shown], outputs, show_progress="hidden"),
+            ]
+            # Each page watches for itself; the engines of the runs take turns.
+            watching = gr.on(
+                [watch_button.click, url.submit], partial(_watch, allow_remote=watch_remote), [url, key], outputs,
+                show_progress="hidden", concurrency_limit=None, trigger_mode="once",
+            )  # fmt: skip
+            running.append(watching)
+            model.input(_fill, [chosen, model], filled, show_progress="hidden")
+            cancel.click(_cancelled, [shown], [told], cancels=running, show_progress="hidden")
+            load.upload(_load, [load], outputs, show_progress="hidden")
+            save.click(
+                lambda runs: gr.File(_save(runs), visible=True), [shown], [files], show_progress="hidden"
             )
-        status = gr.HTML(_status("Ready."), apply_default_css=False, elem_id="status")
-        viewer = gr.HTML(
-            value="", html_template='<div class="tw" lang="en"></div>', js_on_load=viewer_script(), page=page,
-            apply_default_css=False, elem_id="viewer",
-        )  # fmt: skip
-        everything = [chosen, model, tier, table, changes, *form]
-        outputs = [viewer, status, shown]
-        filled = [table, changes, *form]
-        running = [
-            run_button.click(_run, everything, outputs, show_progress="hidden"),
-            chosen.input(_fill, [chosen, model], filled, show_progress="hidden").then(
-                _run, everything, outputs, show_progress="hidden"
-            ),
-            tier.input(_run, everything, outputs, show_progress="hidden"),
-            viewer.fork(_fork, [shown], outputs, show_progress="hidden"),
-        ]
-        # Each page watches for itself; the engines of the runs take turns.
-        watching = gr.on(
-            [watch_button.click, url.submit], partial(_watch, allow_remote=watch_remote), [url, key], outputs,
-            show_progress="hidden", concurrency_limit=None, trigger_mode="once",
-        )  # fmt: skip
-        running.append(watching)
-        model.input(_fill, [chosen, model], filled, show_progress="hidden")
-        cancel.click(_cancelled, [shown], [status], cancels=running, show_progress="hidden")
-        load.upload(_load, [load], outputs, show_progress="hidden")
-        save.click(lambda runs: gr.File(_save(runs), visible=True), [shown], [files], show_progress="hidden")
+        kernel_tab(T)
     return page_blocks
 
 
@@ -274,8 +262,7 @@ def _form() -> tuple[Any, Any, list[Any]]:
     values = dict(zip(FORM, start[2:], strict=True))
     with gr.Row():
         form: list[Any] = [
-            gr.Number(values[n], label=n, precision=0, minimum=0, min_width=150, elem_id=f"opt-{n}")
-            for n in NUMBERS
+            gr.Number(values[n], label=n, precision=0, min_width=150, elem_id=f"opt-{n}") for n in NUMBERS
         ]
     with gr.Row():
         form += [
@@ -288,7 +275,6 @@ def _form() -> tuple[Any, Any, list[Any]]:
                 values["drafts"],
                 label=T("drafts"),
                 precision=0,
-                minimum=0,
                 min_width=150,
                 elem_id="opt-drafts",
             )
@@ -308,7 +294,7 @@ def _form() -> tuple[Any, Any, list[Any]]:
 def looks() -> dict[str, Any]:
     """How the page looks, however it is served."""
     return {
-        "css": asset("viewer.css"),
+        "css": styles(),
         "favicon_path": ICON,
         "theme": gr.themes.Default(primary_hue="blue", neutral_hue="zinc"),
         "i18n": T,

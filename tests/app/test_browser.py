@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 import app.scripted
@@ -18,6 +16,7 @@ from app.presets import PRESETS, Preset, preset
 from app.runs import record
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.workload import Workload, WorkloadRequest
+from tests.app.axe import serious
 from tests.app.browser import View, open_view
 
 pytestmark = pytest.mark.xdist_group("browser")  # one server and one browser for all of them
@@ -366,23 +365,23 @@ def test_nothing_sticks_out_sideways(browser: Browser, address: str, width: int)
     view.page.context.close()
 
 
-def serious(results: dict[str, Any]) -> list[str]:
-    return [
-        f"{violation['id']}: {node['html'][:160]} {node['failureSummary']}"
-        for violation in results["violations"]
-        if violation["impact"] in ("serious", "critical")
-        for node in violation["nodes"]
-    ]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_serious_violation(browser: Browser, address: str, theme: str) -> None:
     view = open_view(browser, address, theme=theme)
     view.choose_preset(preset("preemption").title["en"])
     view.scrub(11)
-    assert serious(Axe().run(view.page).response) == []
+    assert serious(view.page) == []
     view.choose_preset(preset("prefix").title["en"])
     view.scrub(3)
     view.page.locator("#details button").first.click()
-    assert serious(Axe().run(view.page).response) == []
+    view.find(".whatifbtn").click()
+    assert serious(view.page) == []
+    view.find(".whatif select.what").select_option("max_num_seqs")
+    view.find(".whatif .go").click()
+    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_status("Done")
+    assert serious(view.page) == []
+    view.choose_preset(preset("blocksize").title["en"])
+    assert serious(view.page) == []
+    assert view.complaints == []
     view.page.context.close()
