@@ -84,14 +84,32 @@ class Difference:
 
 
 def first_difference(left: Run, right: Run) -> Difference | None:
-    """The first step in which two runs did not do the same, and the first cause in it; times do not count."""
+    """The first step in which two runs did not do the same, and the first cause in it.
+
+    Times do not count; nor do the free queues of pools of different sizes and the hashes of blocks of different sizes,
+    which are never the same.
+    """
+    compared = [
+        what
+        for what in _COMPARED
+        if not (what == "free_order" and _pool_size(left) != _pool_size(right))
+        and not (what == "hashes" and left.info.block_size != right.info.block_size)
+    ]
     for number, (one, two) in enumerate(zip(left.traces, right.traces, strict=False)):
-        for what in _COMPARED:
+        for what in compared:
             mine, other = _value(one, what), _value(two, what)
             if mine != other or (isinstance(mine, dict) and list(mine) != list(other)):
                 return _locate(number, what, mine, other)
     lengths = len(left.traces), len(right.traces)
     return None if lengths[0] == lengths[1] else Difference(min(lengths), "length", None, lengths)
+
+
+def _pool_size(run: Run) -> int:
+    """Blocks that can be handed out; 0 without a step."""
+    if not run.traces:
+        return 0
+    cache = run.traces[0].state.cache
+    return cache.num_free_blocks + len(cache.ref_counts)
 
 
 def _value(trace: StepTrace, what: str) -> Any:

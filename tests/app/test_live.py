@@ -35,9 +35,11 @@ DONE = "[DONE]"
 
 
 @contextmanager
-def server_to_watch(**options: Any) -> Iterator[ScriptedServer]:
+def server_to_watch(num_usable_blocks: int = 1000, **options: Any) -> Iterator[ScriptedServer]:
     args = ServerArgs(access_log=False, enable_dev_endpoints=True, shutdown_timeout=0, **options)
-    with scripted_server(load_tier("reference"), args, {"trace": True}, pause=0.01) as server:
+    with scripted_server(
+        load_tier("reference"), args, {"trace": True, "num_usable_blocks": num_usable_blocks}, pause=0.01
+    ) as server:
         yield server
 
 

@@ -244,6 +244,14 @@ def test_the_first_difference_names_the_step_the_request_and_both_values() -> No
     assert comparison["say"]["en"] == "“x” and “x” part in step 0: a computes 3 tokens in “x” and 5 in “x”."
 
 
+def test_pools_cut_differently_part_where_their_tables_do_and_not_in_their_free_queues() -> None:
+    large, _, small = (run_side(preset("blocksize"), side) for side in range(3))
+    difference = first_difference(large, small)
+    assert difference is not None
+    assert (difference.what, difference.request_id) == ("block_tables", "dan")
+    assert [len(table) for table in difference.values] == [1, 2]
+
+
 def test_every_sentence_exists_in_both_languages() -> None:
     for chosen, side in ALL_SIDES:
         for step in make_view(run_side(chosen, side))["steps"]:
