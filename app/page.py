@@ -14,8 +14,6 @@ from typing import Any
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 import gradio as gr
-from fastapi import FastAPI
-from fastapi.responses import FileResponse
 
 from app.browser_code import ICON, script, styles
 from app.files import load_run, save_run
@@ -164,7 +162,7 @@ def _save(runs: list[Run]) -> list[str]:
 
 
 def make_app(watch_url: str = "http://127.0.0.1:8000", watch_remote: bool = False) -> gr.Blocks:
-    """The page; `launch` starts it, `mount` puts it into another application.
+    """The page; `launch` starts it, `mount.mount` puts it into another application.
 
     Args:
         watch_url: the server that stands in the field for watching one.
@@ -326,18 +324,3 @@ def launch(
     if block:
         blocks.block_thread()
     return blocks, address
-
-
-def mount(app: FastAPI, path: str = "/ui", watch_url: str = "http://127.0.0.1:8000") -> FastAPI:
-    """Put the page into an application at a path; returns the application.
-
-    Args:
-        app: a FastAPI application; behind a proxy its root_path counts.
-        path: where the page is.
-        watch_url: see `make_app`.
-    """
-    if not any(getattr(route, "path", None) == "/favicon.ico" for route in app.routes):
-        # Browsers ask the root for it, where a mounted page is not.
-        app.add_api_route("/favicon.ico", lambda: FileResponse(ICON), include_in_schema=False)
-    mounted: FastAPI = gr.mount_gradio_app(app, make_app(watch_url), path, **looks())
-    return mounted

@@ -10,6 +10,7 @@
 
 #include "arguments.h"
 #include "cpu/philox.h"
+#include "cpu/probe.h"
 
 namespace twinfer {
 namespace {
@@ -406,6 +407,19 @@ py::tuple philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_
   return py::make_tuple(words[0], words[1], words[2], words[3]);
 }
 
+double read_bandwidth(int64_t num_bytes, double seconds, int threads) {
+  if (num_bytes < 1) reject("num_bytes: expected at least 1, got " + std::to_string(num_bytes) + ".");
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::read_bandwidth(num_bytes, seconds, cpu::active_isa(), threads);
+}
+
+double multiply_add_peak(double seconds, int threads) {
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::multiply_add_peak(seconds, cpu::active_isa(), threads);
+}
+
 }  // namespace
 }  // namespace twinfer
 
@@ -446,5 +460,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("min_p"),
         arg("seeds"), arg("output_positions"), arg("out"), arg("threads"));
   m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));
+  m.def("read_bandwidth", &twinfer::read_bandwidth, arg("num_bytes"), arg("seconds"), arg("threads"));
+  m.def("multiply_add_peak", &twinfer::multiply_add_peak, arg("seconds"), arg("threads"));
   m.def("philox4x32", &twinfer::philox4x32, arg("c0"), arg("c1"), arg("c2"), arg("c3"), arg("k0"), arg("k1"));
 }

@@ -482,3 +482,20 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     if not all(0 <= word < 1 << 32 for word in (*counter, *key)):
         raise ValueError(f"philox4x32: expected unsigned 32-bit words, got counter {counter} and key {key}.")
     return _cpu.philox4x32(*counter, *key)
+
+
+def read_bandwidth(num_bytes: int = 1 << 29, seconds: float = 0.5) -> float:
+    """Bytes a second that the kernels' threads can read from memory, the best pass of about `seconds`.
+
+    Args:
+        num_bytes: size of the buffer, allocated for the call; several times the caches, or they are measured.
+
+    Raises:
+        ValueError: `num_bytes` is below 1.
+    """
+    return _cpu.read_bandwidth(num_bytes, seconds, torch.get_num_threads())
+
+
+def multiply_add_peak(seconds: float = 0.5) -> float:
+    """Floating-point operations a second in registers (a fused multiply-add is two), on all threads, with `isa()`."""
+    return _cpu.multiply_add_peak(seconds, torch.get_num_threads())

@@ -132,6 +132,7 @@ class ModelRunner:
             raw = logits.clone() if spoils_raw and needs_raw else logits
             token_ids = self.sampler(drawn, metadata)  # one a draw
         output = self._make_output(draws, token_ids, raw)
+        self.batch.newest = output.sampled_token_ids
         output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
         if self.speculator is None:
             return output

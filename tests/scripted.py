@@ -79,6 +79,7 @@ class ScriptedRunner:
             behind = first + len(new)
             if self.num_drafts:
                 proposed[request_id] = [self.token(request_id, behind + i) for i in range(self.num_drafts)]
+        self.ledger.newest = sampled
         return ModelRunnerOutput(sampled, errors, draft_token_ids=proposed)
 
 
@@ -137,9 +138,10 @@ class PieceTokenizer:
 def make_scripted_config(**options: Any) -> EngineConfig:
     """As `make_config`, with the vocabulary and the end-of-sequence token of `byte_tokenizer`."""
     trace, seed = options.pop("trace", False), options.pop("seed", 0)
+    speculative = options.pop("speculative", None)
     config = make_config(**options)
     model = replace(MODEL, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
-    return replace(config, model=model, trace=trace, seed=seed)
+    return replace(config, model=model, trace=trace, seed=seed, speculative=speculative)
 
 
 NO_WEIGHTS = cast(Checkpoint, None)

@@ -15,6 +15,7 @@ OPENAI = {
     "logprobs", "top_logprobs", "best_of", "suffix", "response_format", "tools", "tool_choice", "parallel_tool_calls",
     "functions", "function_call", "modalities", "audio", "prediction", "reasoning_effort", "verbosity",
     "web_search_options", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "moderation",
 }  # fmt: skip
 
 NOTES = {

@@ -312,10 +312,11 @@ class AsyncLLM:
             )
 
     def _take_step(self, news: StepNews) -> None:
+        self.output_processor.note_admitted(news.stats.queue_times)
         outputs, to_abort = self.output_processor.process_outputs(news.outputs)
         if to_abort:
             self.client.send(AbortRequests(to_abort))
-        self.stats = msgspec.structs.replace(news.stats, step_tokens=0, queue_times=[])
+        self.stats = msgspec.structs.replace(news.stats, step_tokens=0, queue_times={})
         self._deliver(outputs)
         if self.on_news is not None:
             self.on_news(outputs, news.stats)

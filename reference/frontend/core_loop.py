@@ -16,6 +16,7 @@ from pathlib import Path
 from reference.contracts.protocols import Tier
 from reference.contracts.request import RequestStatus
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.frontend.async_core import make_engine_core
 from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.core_messages import (
     AbortRequests,
@@ -59,7 +60,7 @@ def build_engine_core(args: EngineArgs, tier: Tier) -> tuple[EngineCore, Path]:
         checkpoint.config, tier.default_device(), None if draft is None else draft.config
     )
     grammars = GrammarCompiler(config.model, load_tokenizer(path))
-    return EngineCore(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
+    return make_engine_core(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
 
 
 class EngineCoreLoop:
@@ -78,7 +79,6 @@ class EngineCoreLoop:
         self._encoder = StepEncoder()
         self.stat_logger = StatLogger(core.metrics)
         self._step_tokens = 0
-        self._num_queue_times = 0
         core.on_step = self._count_tokens
 
     def run(self) -> None:
@@ -133,8 +133,6 @@ class EngineCoreLoop:
     def _stats(self) -> CoreStats:
         metrics, scheduler = self.core.metrics, self.core.scheduler
         num_running = sum(r.status is RequestStatus.RUNNING for r in scheduler.requests.values())
-        num_new = metrics.queue_time.count - self._num_queue_times
-        self._num_queue_times += num_new
         step_tokens, self._step_tokens = self._step_tokens, 0
         return CoreStats(
             num_requests_running=num_running,
@@ -145,8 +143,12 @@ class EngineCoreLoop:
             num_preemptions=metrics.num_preemptions,
             prompt_tokens=metrics.prompt_tokens,
             generation_tokens=metrics.generation_tokens,
+            num_drafts=metrics.drafts.num_verifications,
+            num_draft_tokens=metrics.drafts.num_draft_tokens,
+            num_accepted_tokens=metrics.drafts.num_accepted_tokens,
+            num_accepted_tokens_per_position=list(metrics.drafts.accepted_per_position),
             step_tokens=step_tokens,
-            queue_times=list(metrics.queue_time.recent)[-num_new:] if num_new else [],
+            queue_times=metrics.take_admitted(),
         )
 
     def _take_traces(self) -> list[StepRecord]:

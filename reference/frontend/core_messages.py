@@ -104,8 +104,15 @@ class CoreStats(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    # Drafts that were checked: how often, how many, and how many of them were right, in all and by place in the row.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_position: list[int] = []
     step_tokens: int = 0  # computed by this step
-    queue_times: list[float] = []  # seconds, of the requests this step admitted for the first time
+    queue_times: dict[
+        str, float
+    ] = {}  # request admitted by this step for the first time -> seconds it had waited
 
 
 # Commands to the core.

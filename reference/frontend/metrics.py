@@ -196,6 +196,7 @@ class EngineMetrics:
         self.time_to_first_token = Durations()
         self.inter_token_latency = Durations()
         self.arrived: dict[str, float] = {}  # of the requests that were never admitted yet
+        self._admitted: dict[str, float] = {}
 
     def request_added(self, request_id: str) -> None:
         self.arrived[request_id] = self.clock()
@@ -214,11 +215,17 @@ class EngineMetrics:
                 continue  # nobody looked anything up for it
             arrived = self.arrived.pop(new.request_id, None)
             if arrived is not None:
-                self.queue_time.observe(self.clock() - arrived)
+                self._admitted[new.request_id] = self.clock() - arrived
+                self.queue_time.observe(self._admitted[new.request_id])
                 self.prompt_tokens += new.num_prompt_tokens
             if self.enable_prefix_caching and not new.sampling_params.skip_reading_prefix_cache:
                 cache = self.resumed_prefix_cache if arrived is None else self.prefix_cache
                 cache.observe(len(new.token_ids), new.num_cached_tokens)
+
+    def take_admitted(self) -> dict[str, float]:
+        """The requests that were admitted for the first time since this was last asked -> seconds they had waited."""
+        admitted, self._admitted = self._admitted, {}
+        return admitted
 
     def drafts_checked(
         self, drafts: Mapping[str, Sequence[int]], sampled_token_ids: Mapping[str, Sequence[int]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -120,6 +120,12 @@ class OutputProcessor:
             (sequence_id, (state, sequence))
             for sequence_id, sequence in zip(state.sequence_ids, state.sequences, strict=True)
         )
+
+    def note_admitted(self, queue_times: Mapping[str, float]) -> None:
+        """Requests that run now -> seconds they had waited. Those that were aborted meanwhile are ignored."""
+        for request_id, seconds in queue_times.items():
+            if request_id in self.states:
+                self.states[request_id].metrics.queue_s = seconds
 
     def process_outputs(self, news: Iterable[EngineCoreOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Returns an output a request that has news, and the ids of sequences that a stop string ended: the engine core

@@ -45,6 +45,7 @@ class RequestMetrics:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_preemptions: int = 0
+    queue_s: float | None = None  # time in the queue, until it was first admitted
     ttft_s: float | None = None  # time to first token
     latency_s: float | None = None  # time to the last token
 

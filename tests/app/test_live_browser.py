@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from playwright.sync_api import Browser
 
-from app.page import mount
+from app.mount import mount
 from app.presets import PRESETS
 from tests.app.browser import View, open_view
 from tests.app.test_live import generating, server_to_watch
@@ -102,7 +102,8 @@ def test_mounted_into_an_application_it_is_the_same_page(browser: Browser) -> No
     def health() -> str:
         return "fine"
 
-    with serving(mount(app, "/ui", watch_url="http://127.0.0.1:4321")) as url:
+    mount(app, "/ui", watch_url="http://127.0.0.1:4321")
+    with serving(app) as url:
         view = open_view(browser, f"{url}/ui")
         assert view.find("h2").text_content() == PRESETS[0].title["en"]
         field = view.page.locator("#watch-url input, #watch-url textarea")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,18 +102,15 @@ class Endpoint:
 class ServerProcess(Endpoint):
     """`twinfer serve` on a free port; ready when the constructor returns."""
 
-    def __init__(self, model: Path | str, tier: str, *options: str) -> None:
+    def __init__(
+        self,
+        model: Path | str,
+        tier: str,
+        *options: str,
+        program: Sequence[str] = ("reference.frontend.cli", "serve"),
+    ) -> None:
         self.model = str(model)
-        command = [
-            sys.executable,
-            "-m",
-            "reference.frontend.cli",
-            "serve",
-            "--model",
-            self.model,
-            "--tier",
-            tier,
-        ]
+        command = [sys.executable, "-m", *program, "--model", self.model, "--tier", tier]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *options],
             stdout=subprocess.PIPE,
@@ -155,8 +153,9 @@ class ServerProcess(Endpoint):
 
 
 @contextmanager
-def running(model: Path | str, tier: str, *options: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(model, tier, *options)
+def running(model: Path | str, tier: str, *options: str, **program: Sequence[str]) -> Iterator[ServerProcess]:
+    """`program`: see `ServerProcess`."""
+    server = ServerProcess(model, tier, *options, **program)
     try:
         yield server
     finally:
@@ -180,7 +179,7 @@ class Always(Mapping[str, Sequence[int]]):
 
 
 class PacedRunner(ScriptedRunner):
-    """A script with a pause in each step, logprobs, and first tokens for siblings.
+    """A script with a pause in each step, and logprobs.
 
     Every token has the log-probability -0.5; second best is always `second`, with -1.
     """
@@ -195,7 +194,7 @@ class PacedRunner(ScriptedRunner):
             name: [(TokenLogprob(token, -0.5, 1), TokenLogprob(self.second, -1.0, 2)) for token in tokens]
             for name, tokens in output.sampled_token_ids.items()
         }
-        return ModelRunnerOutput(output.sampled_token_ids, output.errors, logprobs=pairs)
+        return replace(output, logprobs=pairs)
 
 
 class PacedTier(ScriptedTier):

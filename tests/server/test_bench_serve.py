@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.contracts.protocols import Tier
-from reference.frontend.bench_serve import (
+from fast.bench.serve import (
     LoadClient,
     LoadRequest,
     Objectives,
@@ -20,6 +19,7 @@ from reference.frontend.bench_serve import (
     summarise,
     synthetic_requests,
 )
+from reference.contracts.protocols import Tier
 from reference.frontend.cli import main
 from reference.frontend.server.args import Limits, ServerArgs
 from tests.server.processes import scripted_server
@@ -96,9 +96,40 @@ def test_the_command_prints_a_row_a_load_and_saves_figures_and_plot(
     printed = capsys.readouterr().out
     assert "5 of 5" in printed
     saved = json.loads((tmp_path / "out" / "serve.json").read_text("utf-8"))
-    assert [row["load"] for row in saved] == ["50 requests/s", "100 requests/s"]
-    assert all(row["goodput"] == row["requests_per_second"] > 0 for row in saved)
+    assert (saved["benchmark"], saved["model"]) == ("serve", "script")
+    assert {"cpu", "cores"} < set(saved["machine"])
+    assert [row["load"] for row in saved["loads"]] == ["50 requests/s", "100 requests/s"]
+    assert all(row["goodput"] == row["requests_per_second"] > 0 for row in saved["loads"])
+    assert all(0 < row["ttft_ms"]["p50"] <= row["ttft_ms"]["p99"] for row in saved["loads"])
     assert (tmp_path / "out" / "serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_load_of_which_nothing_came_back_is_shown_too(
+    tier: Tier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_server(tier) as server:
+        command = ["bench", "serve", "--base-url", server.url, "--num-prompts", "3", "--concurrency", "2"]
+        status = main([*command, "--extra-body", '{"n": 0}', "--save", str(tmp_path / "serve")])
+    assert status == 1
+    assert "3 requests failed, the first one with: status 400" in " ".join(capsys.readouterr().out.split())
+    (row,) = json.loads((tmp_path / "serve.json").read_text("utf-8"))["loads"]
+    assert row["ttft_ms"] == {"p50": None, "p90": None, "p99": None}
+
+
+def test_health_is_asked_for_while_the_server_is_kept_busy(
+    tier: Tier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted_server(tier) as server:
+        command = ["bench", "health", "--base-url", server.url, "--seconds", "0.5"]
+        assert main([*command, "--save", str(tmp_path / "health")]) == 0
+    assert "body of 8 MiB" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "health.json").read_text("utf-8"))["disturbances"]
+    assert [row["statuses"].keys() for row in rows[:3]] == [set(), {"400"}, {"400"}]
+    assert rows[3]["statuses"].keys() <= {"0", "400", "431"}
+    for row in rows:
+        assert row["failed"] == 0
+        assert row["asked"] > 0
+        assert 0 < row["ms"]["p50"] <= row["ms"]["p99"] <= row["ms"]["max"]
 
 
 @pytest.mark.parametrize(

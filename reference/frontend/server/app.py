@@ -27,6 +27,7 @@ from reference.frontend.server.protocol import (
 )
 from reference.frontend.server.service import Service
 from reference.frontend.server.streaming import ClientGoneError
+from reference.frontend.server.ui import UI_PATH, OpenPages, PageRequests, find_ui
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
@@ -42,15 +43,20 @@ def build_app(engine: AsyncLLM, args: ServerArgs, model: str) -> FastAPI:
     # Swagger's page would be loaded from the net: there is none. /openapi.json describes the interface.
     app = FastAPI(title="Twinfer", version=version("twinfer"), docs_url=None, redoc_url=None)
     keys = KeyRing(args.api_keys)
-    service = Service(engine, args, model, keys)
-    metrics = ServerMetrics(model)
+    metrics = ServerMetrics(model, engine.config)
+    service = Service(engine, args, model, keys, metrics)
     engine.on_news = metrics.observe
     _add_routes(app, service)
     _add_state_routes(app, service, metrics)
     if args.enable_dev_endpoints:
         _add_dev_routes(app, service)
     _add_error_handlers(app)
-    app.add_middleware(RequestGate, limits=args.limits, keys=keys, access_log=args.access_log)
+    app.state.pages = OpenPages()
+    if args.app:
+        _add_ui(app)
+    app.add_middleware(
+        RequestGate, limits=args.limits, keys=keys, access_log=args.access_log, on_answer=metrics.count_http
+    )
     if args.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -124,6 +130,15 @@ def _add_dev_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/trace/steps", include_in_schema=False)  # it never ends
     async def trace_steps() -> Response:
         return service.trace_steps()
+
+
+def _add_ui(app: FastAPI) -> None:
+    find_ui()(app, UI_PATH)
+    app.add_middleware(PageRequests, pages=app.state.pages)
+
+    @app.get("/favicon.ico", include_in_schema=False)  # browsers ask for it at the root, and without a key
+    async def favicon() -> Response:
+        return Response(status_code=204)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 
 MIB = 1024**2
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class ServerArgs:
         port: 0 takes a free one.
         api_keys: clients must send one of them as a bearer token; with several, each has its own prefix cache.
         served_model_name: the name clients use; the model's unless given.
+        app: show the visualiser at /ui, to this machine only.
         enable_dev_endpoints: /reset_prefix_cache and /v1/trace/steps; steps are traced then.
         trust_request_chat_template: let requests bring a chat template.
         allowed_origins: web pages of these origins may call the server (CORS).
@@ -64,6 +74,7 @@ class ServerArgs:
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     served_model_name: str | None = None
+    app: bool = False
     enable_dev_endpoints: bool = False
     trust_request_chat_template: bool = False
     allowed_origins: tuple[str, ...] = ()
@@ -72,6 +83,10 @@ class ServerArgs:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
+        if self.app and not is_loopback(self.host):
+            raise ValueError(
+                f"The app is shown on this machine only: leave out --app, or --host {self.host or repr('')}."
+            )
         if not 0 <= self.port < 65536:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}.")
         if not 0 <= self.shutdown_timeout <= 3600:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from base64 import b64decode
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from secrets import token_bytes, token_hex
@@ -19,9 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from reference.frontend.logger import logger
 from reference.frontend.server.args import Limits
 from reference.frontend.server.errors import APIError
+from reference.frontend.server.ui import check_visitor, is_ui
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-PUBLIC_PATHS = ("/health",)
+METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
+PUBLIC_PATHS = ("/health", "/favicon.ico")
+
+
+OnAnswer = Callable[[str, str, int, float], None]
 
 
 class KeyRing:
@@ -34,12 +40,20 @@ class KeyRing:
     def _digest(self, key: bytes) -> bytes:
         return sha256(self._secret + key).digest()
 
-    def find(self, authorization: bytes) -> int | None:
-        """Which key an Authorization header holds; None for none of them."""
+    def find(self, authorization: bytes, from_browser: bool = False) -> int | None:
+        """Which key an Authorization header holds; None for none of them.
+
+        `from_browser`: it may also be the password of the browser's own dialog (HTTP Basic), whatever the user's name.
+        """
         scheme, _, key = authorization.partition(b" ")
-        digest = self._digest(key.strip())
+        key = key.strip()
+        if from_browser and scheme.lower() == b"basic":
+            key = _password(key)
+        elif scheme.lower() != b"bearer":
+            return None
+        digest = self._digest(key)
         matches = [compare_digest(digest, known) for known in self._digests]
-        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
+        return matches.index(True) if any(matches) else None
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -54,13 +68,18 @@ class RequestGate:
 
     A route finds in its `scope["state"]`: `request_id`, `key` (the number of the API key, or None), and a dict `log` to
     which it may add what the access log should say.
+
+    `on_answer` is told of every answer: method, address of the route, status, seconds.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, keys: KeyRing, access_log: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, keys: KeyRing, access_log: bool, on_answer: OnAnswer
+    ) -> None:
         self.app = app
         self.limits = limits
         self.keys = keys
         self.access_log = access_log
+        self.on_answer = on_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,8 +105,13 @@ class RequestGate:
         except APIError as error:
             await error.response()(scope, receive, send_named)
         finally:
+            seconds = time.perf_counter() - started
+            if log["status"] is not None:  # else the client has gone before there was one
+                self.on_answer(
+                    _method(scope), getattr(scope.get("route"), "path", "none"), log["status"], seconds
+                )
             if self.access_log:
-                self._write_log(scope, log, name, time.perf_counter() - started)
+                self._write_log(scope, log, name, seconds)
 
     def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         limits = self.limits
@@ -98,13 +122,19 @@ class RequestGate:
             )
 
     def _authorize(self, scope: Scope) -> None:
-        if self.keys and scope["path"] not in PUBLIC_PATHS:
-            key = self.keys.find(_find(scope["headers"], b"authorization"))
+        headers, path = scope["headers"], scope["path"]
+        if is_ui(path):
+            check_visitor(
+                _find(headers, b"host").decode("latin-1"), _find(headers, b"origin").decode("latin-1")
+            )
+        if self.keys and path not in PUBLIC_PATHS:
+            key = self.keys.find(_find(headers, b"authorization"), from_browser=is_ui(path))
             if key is None:
+                scheme = 'Basic realm="Twinfer: an API key is the password"' if is_ui(path) else "Bearer"
                 raise APIError(
                     401,
                     "A valid API key is needed, as 'Authorization: Bearer KEY'.",
-                    headers={"WWW-Authenticate": "Bearer"},
+                    headers={"WWW-Authenticate": scheme},
                 )
             scope["state"]["key"] = key
 
@@ -133,6 +163,19 @@ class RequestGate:
             "seconds": round(seconds, 4), **log,
         }  # fmt: skip
         logger.info("request %s", json.dumps(entry))
+
+
+def _method(scope: Scope) -> str:
+    """The client's own word may be anything."""
+    return scope["method"] if scope["method"] in METHODS else "other"
+
+
+def _password(credentials: bytes) -> bytes:
+    """Of `user:password` in base64; empty when it is something else."""
+    try:
+        return b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _find(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:

@@ -45,6 +45,9 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--served-model-name", metavar="NAME", help="the name clients use (default: that of --model)"
     )
     group.add_argument(
+        "--app", action="store_true", help="show the visualiser at /ui, to this machine only (extra [app])"
+    )
+    group.add_argument(
         "--enable-dev-endpoints", action="store_true", help="add /reset_prefix_cache and /v1/trace/steps"
     )
     group.add_argument(
@@ -80,6 +83,7 @@ def server_args(arguments: argparse.Namespace) -> ServerArgs:
         port=arguments.port,
         api_keys=tuple(keys),
         served_model_name=arguments.served_model_name,
+        app=arguments.app,
         enable_dev_endpoints=arguments.enable_dev_endpoints,
         trust_request_chat_template=arguments.trust_request_chat_template,
         allowed_origins=tuple(arguments.allowed_origins or ()),

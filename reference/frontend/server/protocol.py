@@ -128,7 +128,6 @@ class GenerationRequest(Strict):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-_NOT_YET_KNOWN = "this server does not know it"
 _COMMON_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), "ask for n completions and choose yourself"),
     "use_beam_search": ((False,), "beam search does not exist here"),
@@ -139,12 +138,27 @@ _COMMON_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "spaces_between_special_tokens": ((True,), "the tokenizer decides"),
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
     "kv_transfer_params": (({},), "there is no other server to take K and V from"),
-    "vllm_xargs": (({},), _NOT_YET_KNOWN),
+    "ec_transfer_params": (({},), "there is no other server to take anything from"),
+    "vllm_xargs": (({},), "there are no extensions that could take them"),
+    "truncation_side": ((), "a prompt is taken as it is, or refused"),
+    "logprob_token_ids": ((), "ask for the most probable tokens with logprobs"),
+    "watermarking": ((False,), "no text is marked"),
+    "repetition_detection": ((), "use the penalties, or stop"),
+    "thinking_token_budget": ((), "models here do not think first"),
+    "stream_interval": ((1,), "every step is sent; a slow reader gets several at once"),
+    "request_id": ((), "send it as the header X-Request-Id"),
+    "session_id": ((), "equal prefixes are found without it"),
+    "return_token_offsets": ((False,), "use return_token_ids"),
+    "return_mm_kwargs": ((True, False), "only text is understood"),
+    "routed_experts_prompt_start": ((0,), "models here have no experts"),
     "store": ((False,), "nothing is stored"),
     "metadata": (({},), "nothing is stored"),
     "service_tier": (("auto", "default"), "there is one tier of service"),
     "safety_identifier": ((), "use 'user'"),
     "prompt_cache_key": ((), "use cache_salt"),
+    "prompt_cache_retention": (("in_memory",), "cached blocks stay until their place is needed"),
+    "prompt_cache_options": (({},), "the prefix cache has no options"),
+    "moderation": ((), "nothing is judged"),
 }
 
 
@@ -222,6 +236,8 @@ class ChatCompletionRequest(GenerationRequest):
         "mm_processor_kwargs": (({},), "only text is understood"),
         "add_special_tokens": ((False,), "the chat template writes all special tokens"),
         "tool_stream": ((False,), "this server calls no tools"),
+        "media_io_kwargs": (({},), "only text is understood"),
+        "return_prompt_text": ((False,), "/detokenize gives the text of prompt_token_ids"),
     }
 
 

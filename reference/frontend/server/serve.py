@@ -20,6 +20,7 @@ from reference.frontend.engine_args import EngineArgs, describe
 from reference.frontend.logger import configure_logging, logger
 from reference.frontend.server.app import build_app
 from reference.frontend.server.args import ServerArgs
+from reference.frontend.server.ui import UI_PATH, OpenPages, find_ui
 
 BACKLOG = 2048  # connections that may wait to be accepted
 LAST_WORDS_S = 2  # for streams to say that they were aborted
@@ -37,6 +38,8 @@ def serve(engine_args: EngineArgs, args: ServerArgs, tier: Tier, mode: ClientMod
         ValueError: an option or the model is not acceptable, or the address cannot be listened on.
     """
     configure_logging()
+    if args.app:
+        find_ui()  # a missing package is told now, and not when the model is loaded
     listener = bind(args.host, args.port)
     with listener:
         return asyncio.run(_serve(engine_args, args, tier, mode, listener))
@@ -77,13 +80,14 @@ class Server(uvicorn.Server):
 
     def __init__(self, engine: AsyncLLM, args: ServerArgs, model: str, banner: str = "") -> None:
         limits = args.limits
+        app = build_app(engine, args, model)
         super().__init__(
             uvicorn.Config(
-                build_app(engine, args, model),
+                app,
                 loop="asyncio",
                 http="h11",
                 ws="none",
-                lifespan="off",
+                lifespan="on" if args.app else "off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
@@ -94,6 +98,7 @@ class Server(uvicorn.Server):
             )
         )
         self.engine = engine
+        self.pages: OpenPages = app.state.pages
         self.shutdown_timeout = args.shutdown_timeout
         self.banner = banner
         self.status = 0
@@ -110,6 +115,8 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self.stop)
         self._spawn(self._watch_engine())
         await self.serve(sockets=[listener])
+        if self.force_exit:  # then uvicorn leaves this out
+            await self.lifespan.shutdown()
         return self.status
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -124,6 +131,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         self.engine.end_watches()
         self._spawn(self._abort_late())
+        self.pages.end()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -153,6 +161,7 @@ def banner(engine: AsyncLLM, args: ServerArgs, model: str, tier: str, listener: 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     keys = f"{len(args.api_keys)} API keys" if args.api_keys else "no API key is asked for"
+    app = f"\n  The app is at http://{shown}:{port}{UI_PATH}" if args.app else ""
     return "\n".join(
         (
             f"Twinfer serves {model} ({config.model.architecture}) on the {tier} tier.",
@@ -160,6 +169,6 @@ def banner(engine: AsyncLLM, args: ServerArgs, model: str, tier: str, listener: 
             f"  Limits: {config.scheduler.max_num_seqs} requests run at once, {limits.max_queue_len} wait or run; "
             f"{config.scheduler.max_num_batched_tokens} tokens a step.",
             f"  A request: {limits.max_body_bytes} bytes at most, {limits.max_sequences} completions; {keys}.",
-            f"  Listening on http://{shown}:{port}/v1",
+            f"  Listening on http://{shown}:{port}/v1{app}",
         )
     )

@@ -20,6 +20,7 @@ from reference.frontend.server.chat import ChatAnswer
 from reference.frontend.server.completions import CompletionAnswer
 from reference.frontend.server.errors import APIError, bad_request
 from reference.frontend.server.generation import Generation, engine_is_dead
+from reference.frontend.server.metrics import ServerMetrics
 from reference.frontend.server.middleware import KeyRing
 from reference.frontend.server.prompts import (
     PromptInput,
@@ -55,14 +56,18 @@ class Service:
         args: options of the server.
         model: the name clients use.
         keys: the API keys, for the salts.
+        metrics: counts what is asked for.
     """
 
-    def __init__(self, engine: AsyncLLM, args: ServerArgs, model: str, keys: KeyRing) -> None:
+    def __init__(
+        self, engine: AsyncLLM, args: ServerArgs, model: str, keys: KeyRing, metrics: ServerMetrics
+    ) -> None:
         self.engine = engine
         self.args = args
         self.limits = args.limits
         self.model = model
         self.keys = keys
+        self.metrics = metrics
         self.created = int(time.time())
 
     async def completions(self, http: Request) -> Response:
@@ -169,6 +174,8 @@ class Service:
         self._check_queue(len(answer.prompts))  # once more: others have come while the prompt was tokenized
         kind: Any = "delta" if request.stream else "final"
         generation.start(request, params, kind, self._salt(http, request))
+        for _ in answer.prompts:
+            self.metrics.count_params(params)
         if request.stream:
             return EventStream(answer.stream(generation), end)
         try:

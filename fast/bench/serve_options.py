@@ -6,23 +6,24 @@ import argparse
 import json
 from pathlib import Path
 
-from reference.frontend.bench_serve import (
+from fast.bench.results import make_document, report
+from fast.bench.serve import (
     LoadClient,
     LoadResult,
     Objectives,
+    as_row,
     closed_loop,
-    load_matplotlib,
+    draw_results,
     open_loop,
     print_results,
     read_requests,
-    save_results,
     summarise,
     synthetic_requests,
 )
 
 
-def add_bench_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Add the group `serve`."""
+def add_options(parser: argparse.ArgumentParser, tier: str | None) -> None:
+    """The server may be of any make, so no tier is asked for."""
     group = parser.add_argument_group("serve", "Load on a server that runs, of any make.")
     group.add_argument(
         "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: http://127.0.0.1:8000)"
@@ -53,10 +54,9 @@ def add_bench_serve_options(parser: argparse.ArgumentParser) -> None:
         ("e2e", "whole answer"),
     ):
         group.add_argument(f"--slo-{name}", type=float, metavar="MS", help=f"objective for goodput: {text}")
-    group.add_argument("--save", type=Path, metavar="PATH", help="write PATH.json and the plot PATH.png")
 
 
-def bench_serve(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the loads one after the other. Returns 0, or 1 when a request failed.
 
     Raises:
@@ -64,8 +64,6 @@ def bench_serve(arguments: argparse.Namespace) -> int:
     """
     _check(arguments)
     extra = _extra_body(arguments.extra_body)
-    if arguments.save is not None:
-        load_matplotlib()  # now, and not when the measurements are done
     client = LoadClient(arguments.base_url, arguments.api_key, extra)
     objectives = Objectives(arguments.slo_ttft, arguments.slo_itl, arguments.slo_e2e)
     count, seed = arguments.num_prompts, arguments.load_seed
@@ -80,9 +78,10 @@ def bench_serve(arguments: argparse.Namespace) -> int:
     rates = arguments.request_rate or ([] if arguments.concurrency else [1.0, 2.0, 4.0])
     for rate in rates:
         results.append(summarise(f"{rate:g} requests/s", open_loop(client, requests, rate, seed), objectives))
-    print_results(results)
-    if arguments.save is not None:
-        save_results(results, arguments.save)
+    document = make_document("serve", model=client.model, seed=seed, loads=[as_row(r) for r in results])
+    report(
+        arguments, document, lambda: print_results(document), lambda figure: draw_results(document, figure)
+    )
     return 1 if any(result.failed for result in results) else 0
 
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rich.console import Console
-from rich.table import Table
+from fast.bench.results import Document, print_table
 
 TIMEOUT_S = 600.0
+PERCENTILES = ("p50", "p90", "p99")
 MAX_THREADS = 512
 # Prompts and answers of ShareGPT are spread like this: log-normal, with these medians and deviations of the logarithm.
 PROMPT_MEDIAN, OUTPUT_MEDIAN, PROMPT_SIGMA, OUTPUT_SIGMA = 64, 96, 1.0, 0.8
@@ -296,68 +296,52 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float, float]:
     return p50, p90, p99
 
 
-def print_results(results: Sequence[LoadResult]) -> None:
+def as_row(result: LoadResult) -> dict[str, Any]:
+    """For a record: percentiles by name, and None where nothing was measured."""
+    row = asdict(result)
+    for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+        values = (None if math.isnan(value) else value for value in row[name])
+        row[name] = dict(zip(PERCENTILES, values, strict=True))
+    return row
+
+
+def print_results(document: Document) -> None:
     """One row a load."""
-    table = Table(title="Times in ms: p50 / p90 / p99")
-    for name in (
-        "load",
-        "done",
-        "requests/s",
-        "tokens/s",
-        "TTFT",
-        "between tokens",
-        "end to end",
-        "goodput/s",
-    ):
-        table.add_column(name, justify="left" if name == "load" else "right")
-    for result in results:
-        table.add_row(
-            result.load,
-            f"{result.requests - result.failed} of {result.requests}",
-            f"{result.requests_per_second:.2f}",
-            f"{result.output_tokens_per_second:.1f}",
-            *(
-                " / ".join(f"{value:.0f}" for value in p)
-                for p in (result.ttft_ms, result.itl_ms, result.e2e_ms)
-            ),
-            "" if result.goodput is None else f"{result.goodput:.2f}",
-        )
-    console = Console()
-    console.print(table)
-    for result in results:
-        if result.first_error is not None:
-            console.print(
-                f"{result.load}: {result.failed} requests failed, the first one with: {result.first_error}"
-            )
+    headings = ["load", "done", "requests/s", "tokens/s", "TTFT", "between tokens", "end to end", "goodput/s"]
+    rows = [
+        [
+            row["load"], f"{row['requests'] - row['failed']} of {row['requests']}",
+            f"{row['requests_per_second']:.2f}", f"{row['output_tokens_per_second']:.1f}",
+            *(" / ".join(_shown(value) for value in row[name].values()) for name in ("ttft_ms", "itl_ms", "e2e_ms")),
+            "" if row["goodput"] is None else f"{row['goodput']:.2f}",
+        ]
+        for row in document["loads"]
+    ]  # fmt: skip
+    notes = [
+        f"{row['load']}: {row['failed']} requests failed, the first one with: {row['first_error']}"
+        for row in document["loads"]
+        if row["first_error"] is not None
+    ]
+    print_table("Times in ms: p50 / p90 / p99", headings, rows, notes)
 
 
-def save_results(results: Sequence[LoadResult], path: Path) -> None:
-    """Write PATH.json and PATH.png: latency against throughput. Raises ValueError without matplotlib."""
-    plt = load_matplotlib()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = json.dumps([asdict(result) for result in results], indent=2)
-    path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    throughput = [result.output_tokens_per_second for result in results]
-    names = (("time to first token", "ttft_ms"), ("between tokens", "itl_ms"), ("end to end", "e2e_ms"))
-    for axis, (title, name) in zip(axes, names, strict=True):
-        for column, percentile in enumerate(("p50", "p90", "p99")):
-            axis.plot(throughput, [getattr(r, name)[column] for r in results], marker="o", label=percentile)
-        for x, result in zip(throughput, results, strict=True):
-            axis.annotate(result.load, (x, getattr(result, name)[0]), fontsize=7)
-        axis.set(title=title, xlabel="generated tokens/s", ylabel="ms", ylim=(0, None))
-        axis.legend()
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    plt.close(figure)
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
 
 
-def load_matplotlib() -> Any:
-    """Raises ValueError when it is not installed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("--save needs matplotlib: pip install 'twinfer[bench]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+def draw_results(document: Document, figure: Any) -> None:
+    """Latency against throughput: where a line turns upwards, the server has no more to give."""
+    loads = [row for row in document["loads"] if row["failed"] < row["requests"]]
+    throughput = [row["output_tokens_per_second"] for row in loads]
+    names = {"Time to first token": "ttft_ms", "Between tokens": "itl_ms", "Whole answer": "e2e_ms"}
+    for axes, (title, name) in zip(figure.subplots(1, 3), names.items(), strict=True):
+        for percentile, marker in zip(PERCENTILES, "osD", strict=True):
+            axes.plot(throughput, [row[name][percentile] for row in loads], marker=marker, label=percentile)
+        for x, row in zip(throughput, loads, strict=True):
+            axes.annotate(
+                row["load"].removesuffix(" requests/s"), (x, row[name]["p99"]), (0, 7), textcoords="offset points",
+                ha="center", fontsize=9,
+            )  # fmt: skip
+        axes.set(title=title, xlabel="generated tokens/s", ylabel="ms", ylim=(0, None))
+        axes.margins(y=0.15)
+    figure.axes[0].legend(title="number at a point: load", title_fontsize=9, loc="upper left")
