@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 
-def main(host: str = "127.0.0.1", port: int | None = None) -> int:
-    """Serve the page until Ctrl-C.
+def main(host: str = "127.0.0.1", port: int | None = None, watch_remote: bool = False) -> int:
+    """Serve the page until Ctrl-C; `watch_remote` lets it watch servers of other machines.
 
     Raises:
         ValueError: gradio is not installed, or too old.
@@ -21,7 +21,7 @@ def main(host: str = "127.0.0.1", port: int | None = None) -> int:
             f"The app needs the package gradio (import of {error.name} failed): `make app` installs it, and so does "
             f"`pip install twinfer[app]`."
         ) from error
-    launch(host, port)
+    launch(host, port, watch_remote=watch_remote)
     return 0
 
 
@@ -33,8 +33,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
     )
     parser.add_argument("--port", type=int, help="port (default: the first free one from 7860 on)")
+    parser.add_argument(
+        "--watch-remote", action="store_true", help="let the page watch servers of other machines, too"
+    )
     arguments = parser.parse_args(argv)
-    return main(arguments.host, arguments.port)
+    return main(arguments.host, arguments.port, arguments.watch_remote)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Playing a workload, and what is kept of it: the trace, and the texts that a trace alone does not hold."""
+"""Playing a workload, and what is kept of it: the trace, and what a trace alone does not hold."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 from app.scripted import SCRIPTED_MODEL, ScriptedTier, WordTokenizer
+from reference.contracts.config import SchedulerConfig
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id
 from reference.contracts.trace import StepTrace
@@ -18,7 +17,6 @@ from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.tiers import load_tier
-from reference.frontend.trace_file import read_trace, write_trace
 from reference.frontend.workload import Workload, WorkloadRun
 
 SCRIPTED = "scripted"
@@ -35,11 +33,19 @@ class RequestInfo:
 
     request_id: str
     prompt_token_ids: tuple[int, ...] = ()
-    arrival: int = (
-        0  # index of the step that began when it came in, or would have, had static batching let it
-    )
+    # Index of the step that began when it came in, or would have, had static batching let it; -1 = before all of them.
+    arrival: int = 0
     priority: int = 0
     candidates: tuple[Candidates, ...] = ()  # by output position; empty when nobody asked the model
+    number: int | None = None  # for its letter and colour, where it is not its place among the requests
+
+
+@dataclass(frozen=True)
+class Change:
+    """Limits of the scheduler that are others from a step on: an index of the trace, and options by name."""
+
+    step: int
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,10 +56,12 @@ class RunInfo:
     tier: str
     model: str
     block_size: int
+    num_blocks: int = 0  # of the pool, with the null block; 0 = to be counted in the trace
     requests: tuple[RequestInfo, ...] = ()
     pieces: Mapping[int, str] = field(default_factory=dict)  # token id -> its text, of those that occur
     options: Mapping[str, Any] = field(default_factory=dict)
     is_static: bool = False  # static batching: a batch is let in when the one before it has ended
+    changes: tuple[Change, ...] = ()  # in order of step
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,24 @@ class Run:
     info: RunInfo
     traces: Sequence[StepTrace]
     is_done: bool = True
+    workload: Workload | None = None  # what would have to be played to get it again
+
+
+def names_in(trace: StepTrace) -> tuple[str, ...]:
+    """The requests that a step knows; some of them several times."""
+    state = trace.state
+    queues = (*state.running, *state.waiting, *state.swapped)
+    return (*trace.num_scheduled_tokens, *queues, *trace.sampled_token_ids)
+
+
+def all_requests(run: Run) -> list[RequestInfo]:
+    """The requests of a run; those that its description leaves out stand at the end, as old as their first step."""
+    known = {request.request_id: request for request in run.info.requests}
+    for number, trace in enumerate(run.traces):
+        for name in names_in(trace):
+            if name not in known:
+                known[name] = RequestInfo(name, arrival=number)
+    return list(known.values())
 
 
 def make_engine(model: str, tier_name: str, options: Mapping[str, Any]) -> LLMEngine:
@@ -85,6 +111,37 @@ def make_engine(model: str, tier_name: str, options: Mapping[str, Any]) -> LLMEn
     return engine
 
 
+def make_changing_engine(
+    model: str, tier_name: str, options: Mapping[str, Any], changes: Sequence[Change]
+) -> tuple[LLMEngine, dict[int, SchedulerConfig]]:
+    """An engine that can take the changes, and what its scheduler is to be told before which step.
+
+    It is made with room for the largest of all limits, and with a host pool if swapping is ever asked for; neither
+    shows in a schedule. The options must name `num_blocks`: without it the pool would follow from those limits.
+
+    Raises:
+        ValueError: see `make_engine`; or the options contradict each other after a change.
+    """
+    if not changes:
+        return make_engine(model, tier_name, options), {}
+    stages = [dict(options)]
+    for change in changes:
+        stages.append({**stages[-1], **change.options})
+    args = [EngineArgs(**stage) for stage in stages]
+    widest = {
+        **options,
+        "max_num_seqs": max(one.max_num_seqs for one in args),
+        "max_num_batched_tokens": max(one.max_num_batched_tokens for one in args),
+        "enable_chunked_prefill": True,
+        "preemption_mode": "swap" if any(one.preemption_mode == "swap" for one in args) else "recompute",
+    }
+    engine = make_engine(model, tier_name, widest)
+    config = engine.config
+    limits = [one.create_engine_config(config.model, config.device).scheduler for one in args]
+    engine.engine_core.reconfigure(limits[0])
+    return engine, dict(zip((change.step for change in changes), limits[1:], strict=True))
+
+
 class Recording:
     """A workload on its way through an engine.
 
@@ -94,25 +151,35 @@ class Recording:
         model: `scripted`, or what `LLM` takes.
         tier_name: the tier to run on.
         is_static: let requests in batch by batch, as servers did before continuous batching.
+        changes: limits of the scheduler that change on the way.
 
     Raises:
         ValueError: see `make_engine`.
     """
 
     def __init__(
-        self, title: str, workload: Workload, model: str, tier_name: str, is_static: bool = False
+        self,
+        title: str,
+        workload: Workload,
+        model: str,
+        tier_name: str,
+        is_static: bool = False,
+        changes: tuple[Change, ...] = (),
     ) -> None:
-        self.engine = make_engine(model, tier_name, workload.config)
+        self.workload = workload
+        self.engine, self._limits = make_changing_engine(model, tier_name, workload.config, changes)
         if model != SCRIPTED:
             workload = replace(workload, requests=tuple(map(_with_logprobs, workload.requests)))
-        self.workload = workload
+        self._played = workload
         self.info = RunInfo(
             title=title,
             tier=tier_name,
             model=model,
             block_size=self.engine.config.cache.block_size,
+            num_blocks=self.engine.config.cache.num_blocks,
             options=dict(workload.config),
             is_static=is_static,
+            changes=changes,
         )
         self._by_id = {request.request_id: request for request in workload.requests}
         self._arrivals: dict[str, int] = {}
@@ -135,6 +202,8 @@ class Recording:
                 if len(self.traces) >= MAX_STEPS:
                     raise ValueError(f"The run was stopped after {MAX_STEPS} steps; ask for fewer tokens.")
                 before = len(self.traces)
+                if before in self._limits:
+                    self.engine.engine_core.reconfigure(self._limits.pop(before))
                 self._note(run.step(), before)
                 yield len(self.traces)
 
@@ -164,13 +233,15 @@ class Recording:
         pieces = {
             token_id: self.engine.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in used
         }
-        return Run(replace(self.info, requests=tuple(requests), pieces=pieces), traces, is_done)
+        return Run(
+            replace(self.info, requests=tuple(requests), pieces=pieces), traces, is_done, self.workload
+        )
 
     def _batches(self) -> list[Workload]:
         if not self.info.is_static:
-            return [self.workload]
+            return [self._played]
         size = self.engine.config.scheduler.max_num_seqs
-        requests = sorted(self.workload.requests, key=lambda request: request.arrival_step)
+        requests = sorted(self._played.requests, key=lambda request: request.arrival_step)
         self._arrivals.update({request.request_id: request.arrival_step for request in requests})
         free_to_come = [replace(request, arrival_step=0) for request in requests]
         return [Workload(tuple(free_to_come[i : i + size])) for i in range(0, len(requests), size)]
@@ -227,79 +298,3 @@ class Progress:
             return False
         self._last = now
         return True
-
-
-def save_run(run: Run, path: Path) -> None:
-    """Write a trace file with one entry more, `run`, that other readers of traces pass over."""
-    write_trace(run.traces, path)
-    document = json.loads(path.read_text(encoding="ascii"))
-    info = run.info
-    document["run"] = {
-        "title": info.title, "tier": info.tier, "model": info.model, "block_size": info.block_size,
-        "options": dict(info.options), "is_static": info.is_static,
-        "pieces": [[token_id, text] for token_id, text in info.pieces.items()],
-        "requests": [
-            [r.request_id, r.prompt_token_ids, r.arrival, r.priority, r.candidates] for r in info.requests
-        ],
-    }  # fmt: skip
-    path.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
-
-
-def load_run(path: Path) -> Run:
-    """Read what `save_run` or `twinfer trace --out` wrote.
-
-    Raises:
-        ValueError: the file cannot be read, is no trace, or is damaged.
-    """
-    traces = read_trace(path)
-    if not traces:
-        raise ValueError(f"{path.name} holds no step.")
-    table = json.loads(path.read_text(encoding="utf-8")).get("run")
-    if table is None:
-        ids = [name for trace in traces for name in (*trace.num_scheduled_tokens, *trace.state.waiting)]
-        requests = tuple(RequestInfo(name) for name in dict.fromkeys(ids))
-        return Run(RunInfo(path.stem, "?", "?", infer_block_size(traces), requests), traces)
-    try:
-        return Run(_parse_info(table), traces)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path.name} has a damaged description of its run; record it again.") from error
-
-
-def _parse_info(table: Any) -> RunInfo:
-    block_size = int(table["block_size"])
-    if block_size < 1:
-        raise ValueError(block_size)
-    requests = [
-        RequestInfo(
-            str(name),
-            tuple(map(int, prompt)),
-            int(arrival),
-            int(priority),
-            tuple(tuple((str(text), float(p)) for text, p in entry) for entry in candidates),
-        )
-        for name, prompt, arrival, priority, candidates in table["requests"]
-    ]
-    return RunInfo(
-        title=str(table["title"]),
-        tier=str(table["tier"]),
-        model=str(table["model"]),
-        block_size=block_size,
-        requests=tuple(requests),
-        pieces={int(token_id): str(text) for token_id, text in table["pieces"]},
-        options=dict(table["options"]),
-        is_static=bool(table["is_static"]),
-    )
-
-
-def infer_block_size(traces: Sequence[StepTrace]) -> int:
-    """Tokens a block holds, from a trace that does not say it: exact as soon as one table was ever full.
-
-    A table of k blocks that covers c computed tokens means at least c / k tokens a block.
-    """
-    sizes = (
-        -(-trace.state.num_computed_tokens.get(name, 0) // len(table))
-        for trace in traces
-        for name, table in trace.state.cache.block_tables.items()
-        if table
-    )
-    return max(sizes, default=1) or 1

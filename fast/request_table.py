@@ -13,7 +13,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.config import EngineConfig, SchedulerConfig, cdiv
 from reference.contracts.protocols import KVCacheManager, KVConnector, NullKVConnector
 from reference.contracts.request import Request, RequestStatus
 from reference.contracts.trace import SchedulerSnapshot
@@ -81,15 +81,15 @@ class RequestTable:
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
         self.by_priority = config.scheduler.scheduling_policy == "priority"
+        self.max_running = config.scheduler.max_num_seqs
         self.cache_config = config.cache
         self.max_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
         self.kv_cache_manager = kv_cache_manager
         self.kv_connector: KVConnector = NullKVConnector()
         self.requests: dict[str, Request] = {}
         self.running: list[Request] = []
-        make_queue = _PriorityQueue if self.by_priority else _FcfsQueue
-        self.waiting: _FcfsQueue | _PriorityQueue = make_queue()
-        self.swapped: _FcfsQueue | _PriorityQueue = make_queue()
+        self.waiting = self._make_queue()
+        self.swapped = self._make_queue()
         self.finished_req_ids: list[str] = []
         self.num_tokens_sent: dict[str, int] = {}
 
@@ -104,6 +104,12 @@ class RequestTable:
             )
         self.requests[request.request_id] = request
         self.waiting.add(request)
+
+    def _make_queue(self, requests: Iterable[Request] = ()) -> _FcfsQueue | _PriorityQueue:
+        queue: _FcfsQueue | _PriorityQueue = _PriorityQueue() if self.by_priority else _FcfsQueue()
+        for request in requests:
+            queue.add(request)
+        return queue
 
     def _queue_of(self, request: Request) -> _FcfsQueue | _PriorityQueue:
         return self.swapped if request.status is RequestStatus.SWAPPED else self.waiting
@@ -132,7 +138,7 @@ class RequestTable:
 
     def _place(self, siblings: list[Request]) -> None:
         """New siblings with blocks run if there are slots; the others keep a token and wait ahead of later arrivals."""
-        num_slots = self.config.max_num_seqs - len(self.running)
+        num_slots = max(self.config.max_num_seqs - len(self.running), 0)
         starting = [sibling for sibling in siblings if sibling.is_forked][:num_slots]
         for sibling in starting:
             sibling.status = RequestStatus.RUNNING
@@ -177,6 +183,15 @@ class RequestTable:
             del self.requests[request.request_id]
             self.finished_req_ids.append(request.request_id)
 
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        if config.max_model_len != self.config.max_model_len:
+            raise ValueError("max_model_len cannot change in mid-run: requests were accepted by it.")
+        self.config = config
+        self.max_running = max(config.max_num_seqs, len(self.running))
+        self.by_priority = config.scheduling_policy == "priority"
+        self.waiting = self._make_queue(self.waiting.in_order())
+        self.swapped = self._make_queue(self.swapped.in_order())
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
@@ -191,7 +206,7 @@ class RequestTable:
         assert sorted(r.request_id for r in queues) == sorted(self.requests), (
             "a request is in no queue, or in two"
         )
-        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        assert len(self.running) <= self.max_running, "more requests run than max_num_seqs"
         block_size, host_tables = self.cache_config.block_size, self.kv_cache_manager.host_tables
         for request in self.running:
             num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))

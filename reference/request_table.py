@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from reference.contracts.config import EngineConfig, cdiv
+from reference.contracts.config import EngineConfig, SchedulerConfig, cdiv
 from reference.contracts.protocols import KVCacheManager, KVConnector, NullKVConnector
 from reference.contracts.request import Request, RequestStatus
 from reference.contracts.trace import SchedulerSnapshot
@@ -25,6 +25,7 @@ class RequestTable:
     def __init__(self, config: EngineConfig, kv_cache_manager: KVCacheManager) -> None:
         self.config = config.scheduler
         self.by_priority = config.scheduler.scheduling_policy == "priority"
+        self.max_running = config.scheduler.max_num_seqs
         self.cache_config = config.cache
         self.max_drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
         self.kv_cache_manager = kv_cache_manager
@@ -82,7 +83,7 @@ class RequestTable:
 
     def _place(self, siblings: list[Request]) -> None:
         """New siblings with blocks run if there are slots; the others keep a token and wait ahead of later arrivals."""
-        num_slots = self.config.max_num_seqs - len(self.running)
+        num_slots = max(self.config.max_num_seqs - len(self.running), 0)
         starting = [sibling for sibling in siblings if sibling.is_forked][:num_slots]
         for sibling in starting:
             sibling.status = RequestStatus.RUNNING
@@ -122,6 +123,16 @@ class RequestTable:
         del self.requests[request.request_id]
         self.finished_req_ids.append(request.request_id)
 
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        if config.max_model_len != self.config.max_model_len:
+            raise ValueError("max_model_len cannot change in mid-run: requests were accepted by it.")
+        self.config = config
+        self.max_running = max(config.max_num_seqs, len(self.running))
+        self.by_priority = config.scheduling_policy == "priority"
+        if self.by_priority:
+            for queue in (self.waiting, self.swapped):
+                queue.sort(key=lambda r: r.sort_key)
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
@@ -135,7 +146,7 @@ class RequestTable:
         assert sorted(r.request_id for r in queues) == sorted(self.requests), (
             "a request is in no queue, or in two"
         )
-        assert len(self.running) <= self.config.max_num_seqs, "more requests run than max_num_seqs"
+        assert len(self.running) <= self.max_running, "more requests run than max_num_seqs"
         block_size, host_tables = self.cache_config.block_size, self.kv_cache_manager.host_tables
         for request in self.running:
             num_blocks = len(self.kv_cache_manager.get_block_ids(request.request_id))

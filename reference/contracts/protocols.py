@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from reference.contracts.config import EngineConfig, ModelConfig
+from reference.contracts.config import EngineConfig, ModelConfig, SchedulerConfig
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus
 from reference.contracts.schedule import (
     BlockCopy,
@@ -255,6 +255,14 @@ class Scheduler(Protocol):
 
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         """The forward pass raised: end the requests of this step with `error`, keep nothing they registered."""
+        ...
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """From the next step on, plan by these limits. Who runs goes on running, also where fewer may start now.
+
+        Raises:
+            ValueError: max_model_len differs; requests were accepted by it.
+        """
         ...
 
     def has_unfinished_requests(self) -> bool: ...

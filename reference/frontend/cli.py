@@ -208,7 +208,7 @@ def _model(arguments: argparse.Namespace) -> int:
 
 
 def _app(arguments: argparse.Namespace) -> int:
-    status: int = command_entry("app")(arguments.host, arguments.port)
+    status: int = command_entry("app")(arguments.host, arguments.port, arguments.watch_remote)
     return status
 
 

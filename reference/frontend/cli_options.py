@@ -186,6 +186,9 @@ def _add_app(parser: argparse.ArgumentParser, command: Command, tier: str | None
     parser.add_argument(
         "--port", type=int, metavar="N", help="port (default: the first free one from 7860 on)"
     )
+    parser.add_argument(
+        "--watch-remote", action="store_true", help="let the page watch servers of other machines, too"
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from reference.contracts.config import EngineConfig
+from reference.contracts.config import EngineConfig, SchedulerConfig
 from reference.contracts.protocols import Checkpoint, Executor, ModelRunner, Tier
 from reference.contracts.request import EngineCoreRequest, Request, RequestStatus, child_request_id
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
@@ -99,6 +99,11 @@ class EngineCore:
         self.metrics.requests_aborted(unfinished)
         if self.traces:
             self.traces[-1].finished.update(dict.fromkeys(unfinished, "abort"))
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Plan by other limits from the next step on; see `Scheduler.reconfigure`."""
+        self.scheduler.reconfigure(config)
+        self.config = replace(self.config, scheduler=config)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()

@@ -102,6 +102,6 @@ def open_view(
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     view = View(context.new_page())
     view.watch()
-    view.page.goto(f"{address}?__theme={theme}")
+    view.page.goto(f"{address.rstrip('/')}/?__theme={theme}")
     view.page.wait_for_selector(".tw .pane", timeout=60_000)
     return view

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 import app.scripted
-from app.page import launch
+from app.facts import facts
+from app.files import save_run
 from app.presets import PRESETS, Preset, preset
-from app.runs import record, save_run
-from app.state import facts
+from app.runs import record
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.workload import Workload, WorkloadRequest
-from tests.app.browser import View, open_browser, open_view
+from tests.app.axe import serious
+from tests.app.browser import View, open_view
 
 pytestmark = pytest.mark.xdist_group("browser")  # one server and one browser for all of them
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    blocks, address = launch(block=False)
-    yield address
-    blocks.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def view(browser: Browser, address: str) -> Iterator[View]:
-    view = open_view(browser, address)
-    yield view
-    assert view.complaints == []
-    view.page.context.close()
 
 
 def shown(value: float | int | None) -> str:
@@ -197,7 +174,7 @@ def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
     )
     view.wait_for_status("Done")
     view.page.wait_for_function(
-        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal')"
+        "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal, step for step')"
     )
     tiers = [text.split(" ")[0] for text in view.find(".name small").all_text_contents()]
     assert tiers == ["reference", "fast"]
@@ -210,8 +187,56 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     view.page.wait_for_function(
         "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
     )
-    assert view.find(".parting").text_content() is not None
-    assert "These runs part in step" in (view.find(".parting").text_content() or "")
+    parting = view.find(".parting").text_content() or ""
+    assert "“A” and “block_size = 8, num_blocks = 17” part in step 0: " in parting
+    assert "A block holds 4 tokens in “A” and 8 in" in parting
+
+
+def test_what_if_forks_the_run_from_the_step_that_is_shown(view: View) -> None:
+    view.choose_preset(preset("priority").title["en"])
+    view.scrub(3)
+    view.find(".whatifbtn").click()
+    form = view.find(".whatif")
+    assert (
+        form.locator("legend").text_content() == "The same requests, but with"
+    )  # block_size stands there first
+    assert "block_size: cannot change in mid-run" in (form.locator(".note").text_content() or "")
+    form.locator("select.what").select_option("scheduling_policy")
+    assert form.locator("legend").text_content() == "The same run, but from step 3 on with"
+    assert form.locator(".was").text_content() == "now fcfs"
+    form.locator(".go").click()
+    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_status("Done: 22 and 22 steps.")
+    assert view.find("h2").text_content() == "What if scheduling_policy = priority, from step 3 on?"
+    assert view.step == 3
+    assert "“as it was” and “what if” part in step 3" in (view.find(".parting span").text_content() or "")
+    assert view.find(".pane").nth(1).locator(".forkline").count() == 1
+    assert view.find(".pane").nth(0).locator(".forkline").count() == 0
+    waiting = view.find(".pane").locator('[data-queue="waiting"] .id')
+    assert waiting.all_text_contents() == ["dan", "eve", "finn", "urgent", "urgent", "dan", "eve", "finn"]
+    view.scrub(9)
+    view.find(".parting button").click()
+    assert view.step == 3
+
+
+def test_the_form_of_what_if_works_by_keyboard_and_refuses_nonsense_with_a_sentence(view: View) -> None:
+    view.find(".whatifbtn").focus()
+    press = view.page.keyboard.press
+    press("Enter")
+    assert view.find(".whatifbtn").get_attribute("aria-expanded") == "true"
+    press("Escape")
+    assert view.find(".whatif").is_hidden()
+    press("Enter")
+    view.find(".whatif select.of").select_option("1")
+    view.find('.whatif [data-what="add"]').click()
+    view.find(".whatif select.what").nth(1).select_option("num_blocks")
+    view.find('.whatif [data-what="drop"]').first.click()
+    assert view.find(".whatif .change").count() == 1
+    assert view.find(".whatif select.what").input_value() == "num_blocks"
+    view.find('.whatif input[aria-label="num_blocks"]').fill("2")
+    view.find(".whatif .go").click()
+    view.wait_for_status("Request 'ann'")
+    assert view.page.locator("#status [role=alert]").count() == 1
 
 
 @pytest.mark.parametrize(
@@ -340,23 +365,23 @@ def test_nothing_sticks_out_sideways(browser: Browser, address: str, width: int)
     view.page.context.close()
 
 
-def serious(results: dict[str, Any]) -> list[str]:
-    return [
-        f"{violation['id']}: {node['html'][:160]} {node['failureSummary']}"
-        for violation in results["violations"]
-        if violation["impact"] in ("serious", "critical")
-        for node in violation["nodes"]
-    ]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_no_serious_violation(browser: Browser, address: str, theme: str) -> None:
     view = open_view(browser, address, theme=theme)
     view.choose_preset(preset("preemption").title["en"])
     view.scrub(11)
-    assert serious(Axe().run(view.page).response) == []
+    assert serious(view.page) == []
     view.choose_preset(preset("prefix").title["en"])
     view.scrub(3)
     view.page.locator("#details button").first.click()
-    assert serious(Axe().run(view.page).response) == []
+    view.find(".whatifbtn").click()
+    assert serious(view.page) == []
+    view.find(".whatif select.what").select_option("max_num_seqs")
+    view.find(".whatif .go").click()
+    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_status("Done")
+    assert serious(view.page) == []
+    view.choose_preset(preset("blocksize").title["en"])
+    assert serious(view.page) == []
+    assert view.complaints == []
     view.page.context.close()

@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 
 import app.page
-from app.page import (
+from app.form import (
     changes_text,
-    first_page,
     form_options,
     form_values,
-    make_app,
     make_sides,
     parse_changes,
     parse_rows,
+    parse_runs,
     preset_sides,
     table_rows,
-    usable_tiers,
 )
+from app.page import first_page, make_app, usable_tiers
 from app.presets import PRESETS, Preset, preset
 from reference.frontend.engine_args import EngineArgs
 
@@ -43,7 +42,7 @@ def test_the_table_gives_back_the_requests(chosen: Preset) -> None:
 
 
 def test_rows_without_a_prompt_are_passed_over() -> None:
-    rows = [["", "hello", None, None, None, 3, None], ["", "", 0, 0, 1, 4, 0]]
+    rows = [["", "hello", None, None, None, 3, None, None, None], ["", "", 0, 0, 1, 4, 0, 1, ""]]
     (request,) = parse_rows(rows)
     assert (request.request_id, request.prompt, request.arrival_step) == ("r1", "hello", 0)
 
@@ -52,9 +51,11 @@ def test_rows_without_a_prompt_are_passed_over() -> None:
     ("rows", "sentence"),
     [
         ([], "There is no request"),
-        ([["a", "x", 0, 0, 1, "many", 0]], "Request 1 of the table"),
-        ([["a", "x", 0, 0, 0, 0, 0]], "Request 1 of the table"),
-        ([["a", "x", 0, 0, 1, 1, 0], ["a", "y", 0, 0, 1, 1, 0]], "'a' is used twice"),
+        ([["a", "x", 0, 0, 1, "many", 0, 1, ""]], "Request 1 of the table"),
+        ([["a", "x", 0, 0, 0, 0, 0, 1, ""]], "Request 1 of the table"),
+        ([["a", "x", 0, 0, 1, 1, 0.5, 2, ""]], "Request 1 of the table: top_p"),
+        ([["a", "x", 0, 0, 1, 1, 0.5, 1, "one"]], "Request 1 of the table"),
+        ([["a", "x", 0, 0, 1, 1, 0, 1, ""], ["a", "y", 0, 0, 1, 1, 0, 1, ""]], "'a' is used twice"),
     ],
 )
 def test_a_wrong_row_is_named(rows: list[list[Any]], sentence: str) -> None:
@@ -81,9 +82,17 @@ def test_changes_are_json_or_a_plain_word() -> None:
     assert changes_text(preset("copy")) == ""
 
 
+def test_a_line_of_dashes_stands_between_the_runs_to_compare_with() -> None:
+    runs = parse_runs(changes_text(preset("blocksize")))
+    assert runs == [{"block_size": 16, "num_blocks": 17}, {"block_size": 8, "num_blocks": 33}]
+    assert parse_runs("---\n\nblock_size = 8\n---\n") == [{"block_size": 8}]
+    with pytest.raises(ValueError, match="At most 3 runs"):
+        parse_runs("\n---\n".join(["block_size = 8"] * 3))
+
+
 def test_both_tiers_get_the_same_workload() -> None:
     chosen = preset("copy")
-    sides = make_sides("both", chosen.requests, form_values(chosen.options, False), {"block_size": 8})
+    sides = make_sides("both", chosen.requests, form_values(chosen.options, False), [{"block_size": 8}])
     assert [side.tier for side in sides] == ["reference", "fast"]
     assert sides[0].workload == sides[1].workload
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from app.files import infer_block_size, load_run, save_run
 from app.presets import PRESETS, preset
-from app.runs import Recording, infer_block_size, load_run, make_engine, record, save_run
+from app.runs import Recording, make_engine, record
 from app.scripted import WordTokenizer
 from app.state import make_view
 from reference.contracts.sampling_params import SamplingParams

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from app.compare import first_difference, make_comparison
+from app.facts import facts
 from app.presets import PRESETS, Preset, preset
 from app.runs import Run, record
-from app.state import facts, first_difference, label, make_comparison, make_page, make_view, slots, timeline
+from app.state import label, make_page, make_view
+from app.timeline import slots, timeline
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.trace_file import decode_order
 from reference.frontend.trace_run import summarise
@@ -123,7 +126,7 @@ def test_both_tiers_give_the_same_picture_of_every_preset(chosen: Preset) -> Non
     for side in range(len(chosen.sides)):
         left, right = run_side(chosen, side, "reference"), run_side(chosen, side, "fast")
         assert first_difference(left, right) is None
-        assert make_comparison(left, right, is_same_workload=True)["difference"] is None
+        assert make_comparison(left, right, is_same_workload=True).get("step") is None
 
 
 def lesson(key: str) -> list[dict[str, Any]]:
@@ -170,9 +173,10 @@ def test_the_urgent_request_answers_sooner_by_priority() -> None:
 
 
 def test_smaller_blocks_waste_fewer_slots_and_make_longer_tables() -> None:
-    large, small = lesson("blocksize")
+    large, medium, small = lesson("blocksize")
+    assert medium["wasted_slots"] < large["wasted_slots"] / 2
     assert small["wasted_slots"] < large["wasted_slots"] / 4
-    assert small["longest_table"] > large["longest_table"]
+    assert small["longest_table"] > medium["longest_table"] > large["longest_table"]
 
 
 def test_speculation_gives_the_same_text_in_fewer_steps() -> None:
@@ -232,10 +236,20 @@ def test_the_first_difference_names_the_step_the_request_and_both_values() -> No
     assert first_difference(go("one two three"), go("one two three")) is None
     difference = first_difference(go("one two three"), go("one two three four five"))
     assert difference is not None
-    assert (difference.step, difference.what, difference.request_id) == (0, "block_tables", "a")
-    assert difference.values == ((1, 2), (1, 2, 3))
+    assert (difference.step, difference.what, difference.request_id) == (0, "num_scheduled_tokens", "a")
+    assert difference.values == (3, 5)
     page = make_page([go("one two three"), go("one two three four five")])
-    assert page["comparison"]["difference"]["values"] == ["[1, 2]", "[1, 2, 3]"]
+    (comparison,) = page["comparisons"]
+    assert comparison["values"] == ["3", "5"]
+    assert comparison["say"]["en"] == "“x” and “x” part in step 0: a computes 3 tokens in “x” and 5 in “x”."
+
+
+def test_pools_cut_differently_part_where_their_tables_do_and_not_in_their_free_queues() -> None:
+    large, _, small = (run_side(preset("blocksize"), side) for side in range(3))
+    difference = first_difference(large, small)
+    assert difference is not None
+    assert (difference.what, difference.request_id) == ("block_tables", "dan")
+    assert [len(table) for table in difference.values] == [1, 2]
 
 
 def test_every_sentence_exists_in_both_languages() -> None:

@@ -81,7 +81,7 @@ def test_the_wheel_holds_both_tiers_the_app_and_the_compiled_module_and_nothing_
         expected = {str(path.relative_to(ROOT)) for path in (ROOT / tier).rglob("*.py")}
         assert expected <= set(names)
         assert f"{tier}/py.typed" in names
-    assert {"app/assets/viewer.js", "app/assets/viewer.css"} <= set(names)
+    assert {"app/assets/viewer/page.js", "app/assets/viewer.css"} <= set(names)
     assert {f"{dist_info}/licenses/LICENSE", f"{dist_info}/licenses/NOTICE"} <= set(names)
 
 

@@ -1,0 +1,126 @@
+// The timeline: requests × steps, and three curves. It is drawn once a run; a step only moves the cursor.
+
+const ROW = 20, CURVE = 58; // pixels
+const HATCHED = ['queued', 'preempted', 'swapped', 'held'];
+const duration = (s) => (s === undefined ? '' : s < 0.1 ? `${(1000 * s).toFixed(1)} ms` : `${s.toFixed(2)} s`);
+
+class Timeline {
+  constructor(pane, card) {
+    Object.assign(this, { pane, card, box: card.querySelector('.gantt') });
+    this.box.addEventListener('click', (event) => {
+      const box = this.box.querySelector('svg')?.getBoundingClientRect();
+      if (!box) return;
+      const x = event.clientX - box.left - this.left;
+      if (x >= 0) { stop(); go(Math.floor(x / this.unit)); }
+    });
+  }
+
+  names() {
+    const kinds = ['prefill', 'decode', 'queued', ...(this.pane.view.is_static ? ['held'] : []), 'preempted', 'swapped'];
+    this.card.querySelector('h4').innerHTML = `${say('timeline')} <small>${say('jump')}</small>`;
+    this.card.querySelector('.key').innerHTML =
+      kinds.map((kind) => `<span><b class="swatch k-${kind}"></b>${say(kind)}</span>`).join('');
+    this.draw();
+  }
+
+  fit() { if (this.box.clientWidth !== this.drawnWidth) this.draw(); }
+
+  draw() {
+    this.drawnWidth = this.box.clientWidth;
+    const width = Math.max(this.drawnWidth, 260), { view, states } = this.pane, rows = view.requests;
+    this.left = width > 480 ? 96 : 34;
+    this.right = width > 640 ? 132 : 4;
+    this.width = width;
+    this.unit = (width - this.left - this.right) / (longest() + 1);
+    const top = 18, height = top + rows.length * ROW + 3 * CURVE + 10;
+    const parts = [this.patterns(), this.axis(longest() + 1, top, height)];
+    if (this.right > 4) parts.push(`<text class="small" x="${width - this.right + 8}" y="12">${say('delays')}</text>`);
+    rows.forEach((request, index) => parts.push(this.row(request, index, top + index * ROW)));
+    parts.push(this.curves(top + rows.length * ROW + 12));
+    if (view.forked_at !== undefined) parts.push(this.forkLine(view.forked_at, top, height));
+    parts.push(`<rect class="cursor" y="${top - 2}" width="${Math.max(this.unit, 2)}" height="${height - top}"></rect>`);
+    const summary = `${say('timeline')}: ${rows.length} ${say('rows')}, ${states.length} ${say('steps')}`;
+    this.box.innerHTML = `<svg width="${width}" height="${height}" role="img" aria-label="${esc(summary)}">${parts.join('')}</svg>`;
+    this.cursor = this.box.querySelector('.cursor');
+    this.moveCursor(at);
+  }
+
+  patterns() {
+    const id = `h${this.pane.index}`;
+    return `<defs>${HATCHED.map((kind, i) =>
+      `<pattern id="${id}${kind}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(${45 + i * 45})">` +
+      `<rect width="6" height="6" class="pb-${kind}"></rect><line x1="0" y1="0" x2="0" y2="6" class="pl-${kind}"></line></pattern>`).join('')}</defs>`;
+  }
+
+  x(step) { return this.left + step * this.unit; }
+
+  axis(count, top, height) {
+    const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((n) => n * this.unit > 28) ?? 2000;
+    const begin = firstStep();
+    let text = '';
+    for (let n = (every - (begin % every)) % every; n < count; n += every)
+      text += `<line class="grid" x1="${this.x(n)}" x2="${this.x(n)}" y1="${top - 4}" y2="${height}"></line>` +
+        `<text class="small" x="${this.x(n) + 2}" y="11">${n + begin}</text>`;
+    return text;
+  }
+
+  forkLine(step, top, height) {
+    return `<line class="forkline" x1="${this.x(step)}" x2="${this.x(step)}" y1="${top - 4}" y2="${height}"></line>` +
+      `<title>${say('forked')} ${step}</title>`;
+  }
+
+  row(request, index, y) {
+    const shape = request.segments.map((segment) => this.segment(request, segment, y)).join('');
+    const end = request.end === undefined ? ''
+      : `<circle class="end" cx="${Math.min(this.x(request.end + 1), this.width - this.right)}" cy="${y + 10}" r="3.5"></circle>`;
+    const delays = this.right > 4 ? `<text class="small" x="${this.width - this.right + 8}" y="${y + 14}">${request.ttft_steps ?? '–'} / ` +
+      `${request.latency_steps ?? '–'} · ${duration(request.latency_s)}</text>` : '';
+    const name = this.left > 60 ? `<text class="small" x="26" y="${y + 14}">${esc(brief(request.id).slice(0, 10))}</text>` : '';
+    return `<rect class="ow" style="fill:var(--o${request.number % 8})" x="2" y="${y + 2}" width="20" height="16" rx="4"></rect>` +
+      `<text class="letter" x="12" y="${y + 14}">${request.label}</text>${name}${shape}${end}${delays}`;
+  }
+
+  segment(request, [kind, start, length, tokens], y) {
+    const x = this.x(start), w = Math.max(length * this.unit - (this.unit > 4 ? 1 : 0), 0.7);
+    const paint = HATCHED.includes(kind) ? `fill="url(#h${this.pane.index}${kind})"` : `class="s-${kind}"`;
+    const tall = kind === 'decode' || kind === 'idle' ? 8 : 14, begin = start + firstStep();
+    const note = kind === 'prefill' && w > 7 * String(tokens).length + 3
+      ? `<text class="inbar" x="${x + w / 2}" y="${y + 14}">${tokens}</text>` : '';
+    return `<rect ${paint} x="${x}" y="${y + 10 - tall / 2}" width="${w}" height="${tall}" rx="2"><title>${esc(request.id)}: ` +
+      `${say(kind)}, ${say('step')} ${begin}${length > 1 ? `–${begin + length - 1}` : ''}${tokens ? `, ${tokens}` : ''}</title></rect>${note}`;
+  }
+
+  curves(y) {
+    const { view, states } = this.pane, all = view.num_blocks || 1;
+    let cached = 0, asked = 0;
+    const hits = [], used = [], filled = [], tokens = [];
+    for (const { step } of states) {
+      for (const n of Object.values(step.cached ?? {})) { cached += n; asked += n; }
+      for (const [, count, decode] of step.sched) if (!decode) asked += count;
+      hits.push(asked ? cached / asked : 0);
+      used.push(step.slots / view.block_size / all);
+      filled.push(step.filled / (all * view.block_size));
+      tokens.push(Object.values(step.tok ?? {}).reduce((sum, list) => sum + list.length, 0));
+    }
+    const most = tokens.reduce((a, b) => Math.max(a, b), 1), percent = (value) => `${Math.round(100 * value)} %`;
+    const peak = used.reduce((a, b) => Math.max(a, b), 0);
+    return this.curve(y, `${say('used')} / ${say('filled')}`, percent(peak), [['area', used], ['line', filled]]) +
+      this.curve(y + CURVE, say('hitrate'), percent(hits.at(-1) ?? 0), [['area', hits]]) +
+      this.curve(y + 2 * CURVE, say('tokens'), String(most), [['bars', tokens.map((n) => n / most)]]);
+  }
+
+  curve(y, title, most, series) {
+    const height = 34, base = y + 15 + height;
+    const shapes = series.map(([kind, values]) => {
+      const line = values.map((v, i) => `L${this.x(i).toFixed(1)},${(base - v * height).toFixed(1)}h${this.unit.toFixed(2)}`).join('');
+      if (kind === 'line') return `<path class="c-line" d="M${this.x(0)},${base}${line}"></path>`;
+      return `<path class="c-${kind}" d="M${this.x(0)},${base}${line}V${base}Z"></path>`;
+    }).join('');
+    return `<text class="small" x="${this.left}" y="${y + 9}">${esc(title)} <tspan class="strong">${esc(most)}</tspan></text>` +
+      `<line class="axis" x1="${this.left}" x2="${this.x(Math.max(this.pane.states.length, 1))}" y1="${base}" y2="${base}"></line>${shapes}`;
+  }
+
+  moveCursor(number) {
+    this.cursor?.setAttribute('x', this.x(Math.min(number, Math.max(this.pane.last, 0))));
+  }
+}
