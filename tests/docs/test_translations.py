@@ -18,6 +18,7 @@ PAGES = (
     "paged-attention",
     "prefix-caching",
     "preemption",
+    "paged-attention-ladder",
 )
 
 
