@@ -155,6 +155,7 @@ def test_every_engine_file_of_one_tier_has_a_twin_in_the_other() -> None:
         "device_forward.py",
         "device_kernels.py",
         "device_memory.py",
+        "kernel_trace.py",
         "kernels.py",
         "ladder.py",
         "models/weights.py",
