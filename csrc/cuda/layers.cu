@@ -8,7 +8,7 @@ namespace twinfer::device {
 
 namespace {
 
-__global__ void nothing(int) {}
+__global__ void __launch_bounds__(1) nothing(int) {}
 
 template <class T, bool kAdd>
 void launch_rms_norm(const RmsNormArguments<T>& args, int rung, cudaStream_t stream) {
