@@ -4,7 +4,7 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
-- On the CPU the model is recorded and replayed in one call, see `fast/planned_forward.py`.
+- On the CPU the model is recorded and replayed in one call, see `fast/cpu_forward.py`.
 - A step of greedy requests alone takes the largest logit where the head computes it: no logits are written.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
@@ -25,7 +25,7 @@ from fast.attention import AttentionMetadata
 from fast.block_transfer import BlockTransfer
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
-from fast.planned_forward import PlannedForward
+from fast.cpu_forward import PlannedForward
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs

@@ -150,7 +150,7 @@ def test_every_engine_file_of_one_tier_has_a_twin_in_the_other() -> None:
         "kernels.py",
         "ladder.py",
         "models/weights.py",
-        "planned_forward.py",
+        "cpu_forward.py",
     }
 
 
