@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve app app-shots test test-long test-mutants test-races lint format model docs loc setup clean distclean
+.PHONY: help demo serve app app-shots records test test-long test-mutants test-races kernels-report lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,13 @@ app: setup $(STAMPS)/app ## show every block and every step of real runs in the 
 app-shots: setup $(STAMPS)/app $(STAMPS)/dev ## write a picture of each lesson of the app to build/app-shots
 	@tools/setup.sh browser && $(BIN)/python tools/app_shots.py build/app-shots
 
-test: setup $(STAMPS)/app $(STAMPS)/dev model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
+RECORDED := roofline throughput latency seqs blocksize prefix startup
+
+records: setup $(STAMPS)/dev model ## on a quiet machine: measure everything anew for docs/performance.md
+	@uptime; for name in $(RECORDED); do \
+	  $(BIN)/twinfer bench $$name --save docs/benchmarks/$$(date -I)-$$name || exit 1; done
+
+test: setup $(STAMPS)/app $(STAMPS)/dev $(STAMPS)/nvcc model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
 	@tools/setup.sh browser
 	@$(BIN)/python tools/run_tests.py $(SUITES)
 
@@ -50,7 +56,10 @@ test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 ste
 test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
 	@$(BIN)/python tools/run_mutants.py
 
-test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (minutes)
+kernels-report: setup $(STAMPS)/nvcc ## registers, memory, occupancy and instructions of every CUDA kernel, sm_80 and sm_90
+	@$(BIN)/python -m tools.kernels_report build
+
+test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (a minute)
 	@$(BIN)/python tools/run_tests.py races
 
 lint: setup $(STAMPS)/app $(STAMPS)/dev ## ruff and mypy only
@@ -92,3 +101,6 @@ $(STAMPS)/app: $(STAMPS)/dependencies
 
 $(STAMPS)/dev: $(STAMPS)/dependencies
 	@tools/setup.sh dev
+
+$(STAMPS)/nvcc: pyproject.toml constraints.txt tools/cuda_toolkit.py | $(STAMPS)/dependencies
+	@tools/setup.sh nvcc

@@ -39,13 +39,12 @@ enum class Layout { kContiguous, kRows };
 // Dimensions have names; the first tensor that has one fixes its size and all later ones must agree.
 class Arguments {
  public:
+  explicit Arguments(DLDeviceType device = kDLCPU) : device_type_(device) {}
+
   TensorView tensor(const char* name, py::handle object, DLDataType dtype, Layout layout,
                     std::initializer_list<const char*> dims) {
     TensorView view(name, object);
-    if (view.device().device_type != kDLCPU) {
-      reject(view.name() + ": expected a tensor on the CPU, got one on another device (DLPack device type " +
-             std::to_string(view.device().device_type) + ").");
-    }
+    check_device(view);
     if (dtype.code != view.dtype().code || dtype.bits != view.dtype().bits || dtype.lanes != view.dtype().lanes) {
       reject(view.name() + ": expected dtype " + dtype_text(dtype) + ", got " + dtype_text(view.dtype()) + ".");
     }
@@ -59,6 +58,14 @@ class Arguments {
     return view;
   }
 
+  // From now on a tensor in the CPU's memory is accepted beside those of the device.
+  void allow_host_memory() { host_allowed_ = true; }
+
+  // Of all tensors so far.
+  int device_id() const { return device_id_; }
+  // Handle of the stream on which the tensors' library works now on their device.
+  int64_t current_stream() const { return TensorView::current_stream(device_type_, device_id_); }
+
   // Fixes the size of a dimension that follows from others, such as 2F.
   void define(const char* dim, int64_t size) { sizes_.emplace_back(dim, size); }
 
@@ -69,6 +76,20 @@ class Arguments {
   }
 
  private:
+  void check_device(const TensorView& view) {
+    const DLDevice device = view.device();
+    if (host_allowed_ && device.device_type == kDLCPU) return;
+    if (device.device_type != device_type_) {
+      reject(view.name() + ": expected a tensor on " + (device_type_ == kDLCPU ? "the CPU" : "a CUDA device") +
+             ", got one on another device (DLPack device type " + std::to_string(device.device_type) + ").");
+    }
+    if (device_id_ == kNoDevice) device_id_ = device.device_id;
+    if (device.device_id != device_id_) {
+      reject(view.name() + ": expected a tensor on device " + std::to_string(device_id_) +
+             ", as those before it, got one on device " + std::to_string(device.device_id) + ".");
+    }
+  }
+
   const int64_t* find(const std::string& dim) const {
     for (const auto& [name, size] : sizes_) {
       if (name == dim) return &size;
@@ -112,6 +133,10 @@ class Arguments {
     }
   }
 
+  static constexpr int kNoDevice = -1;
+  DLDeviceType device_type_;
+  int device_id_ = kNoDevice;
+  bool host_allowed_ = false;
   std::vector<std::pair<std::string, int64_t>> sizes_;
 };
 

@@ -11,6 +11,8 @@
 #include "arguments.h"
 #include "cpu/philox.h"
 #include "cpu/plan.h"
+#include "cpu/probe.h"
+#include "sampling_checks.h"
 
 namespace twinfer {
 namespace {
@@ -314,51 +316,6 @@ void gelu(py::handle out, py::handle x, int threads) {
   launch(cpu::gelu, {rows_of<float>(o), rows_of<const float>(in), args["T"], args["F"]}, tokens_of(args), threads);
 }
 
-void check_sampling(const cpu::Sample& call) {
-  for (int64_t r = 0; r < call.num_rows; ++r) {
-    const std::string which = " in row " + std::to_string(r) + ".";
-    if (!(call.temperature[r] >= 0.0) || std::isinf(call.temperature[r])) {
-      reject("temperature: expected a finite number of at least 0, got " + std::to_string(call.temperature[r]) + which);
-    }
-    if (call.top_k[r] < -1) {
-      reject("top_k: expected -1 or 0 (off) or a positive number, got " + std::to_string(call.top_k[r]) + which);
-    }
-    if (!(call.top_p[r] > 0.0 && call.top_p[r] <= 1.0)) {
-      reject("top_p: expected a number in (0, 1], got " + std::to_string(call.top_p[r]) + which);
-    }
-    if (!(call.min_p[r] >= 0.0 && call.min_p[r] <= 1.0)) {
-      reject("min_p: expected a number in [0, 1], got " + std::to_string(call.min_p[r]) + which);
-    }
-  }
-}
-
-constexpr int64_t kMaxVocab = int64_t{1} << 31;
-
-void check_vocabulary(const TensorView& logits, int64_t vocab_size) {
-  if (vocab_size >= 1 && vocab_size < kMaxVocab) return;
-  reject("logits: expected a vocabulary V between 1 and 2^31 - 1, got shape " + logits.shape_text() + ".");
-}
-
-// What a list of ids must be for the kernel: `starts` ascends from 0 to their number, and each is in the vocabulary.
-void check_id_lists(const char* starts_name, const char* ids_name, const cpu::IdLists& lists, int64_t num_lists,
-                    int64_t num_ids, int64_t vocab_size) {
-  bool fits = lists.starts[0] == 0 && lists.starts[num_lists] == num_ids;
-  for (int64_t p = 0; p < num_lists; ++p) fits = fits && lists.starts[p] <= lists.starts[p + 1];
-  if (!fits) {
-    reject(std::string(starts_name) + ": expected ascending offsets from 0 to " + std::to_string(num_ids) + ".");
-  }
-  check_range(ids_name, lists.ids, num_ids, 0, vocab_size, "(the vocabulary)");
-}
-
-// Each row once, so that no two threads write to it.
-void check_ascending_rows(const int64_t* rows, int64_t count, int64_t num_rows) {
-  check_range("rows", rows, count, 0, num_rows, "(rows of logits)");
-  for (int64_t p = 1; p < count; ++p) {
-    if (rows[p] > rows[p - 1]) continue;
-    reject("rows: expected ascending rows, got " + std::to_string(rows[p]) + " at index " + std::to_string(p) + ".");
-  }
-}
-
 void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks, int threads) {
   refuse_to_record("apply_token_bitmask");
   Arguments args;
@@ -373,21 +330,6 @@ void apply_token_bitmask(py::handle logits, py::handle rows, py::handle bitmasks
                                args["P"], args["V"]};
   check_ascending_rows(call.rows, call.num_masked, args["R"]);
   cpu::apply_token_bitmask(call, cpu::active_isa(), threads);
-}
-
-void check_processing(const cpu::ProcessLogits& call, int64_t num_rows) {
-  check_ascending_rows(call.rows, call.num_processed, num_rows);
-  for (int64_t p = 0; p < call.num_processed; ++p) {
-    const std::string which = " at index " + std::to_string(p) + ".";
-    for (int64_t i = call.allowed.starts[p] + 1; i < call.allowed.starts[p + 1]; ++i) {
-      if (call.allowed.ids[i] > call.allowed.ids[i - 1]) continue;
-      reject("allowed_ids: expected ascending ids, got " + std::to_string(call.allowed.ids[i]) + " in the list" + which);
-    }
-    if (!(call.repetition_penalty[p] > 0.0) || std::isinf(call.repetition_penalty[p])) {
-      reject("repetition_penalty: expected a finite number above 0, got " +
-             std::to_string(call.repetition_penalty[p]) + which);
-    }
-  }
 }
 
 void process_logits(py::handle logits, py::handle rows, py::handle allowed_starts, py::handle allowed_ids,
@@ -450,8 +392,6 @@ void sample(py::handle logits, py::handle temperature, py::handle top_k, py::han
                          ps.data<const double>(), min_ps.data<const double>(), seed_bits.data<const int64_t>(),
                          positions.data<const int64_t>(), ids.data<int64_t>(), args["R"], args["V"]};
   check_sampling(call);
-  check_range("output_positions", call.output_positions, call.num_rows, 0, int64_t{1} << 32,
-              "(a 32-bit Philox counter)");
   cpu::sample(call, cpu::active_isa(), threads);
 }
 
@@ -485,6 +425,19 @@ void replay(const cpu::Plan& plan, int64_t num_tokens, int64_t num_seqs, int thr
   refuse_to_record("replay");
   const py::gil_scoped_release released;
   plan.replay({num_tokens, num_seqs}, threads);
+}
+
+double read_bandwidth(int64_t num_bytes, double seconds, int threads) {
+  if (num_bytes < 1) reject("num_bytes: expected at least 1, got " + std::to_string(num_bytes) + ".");
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::read_bandwidth(num_bytes, seconds, cpu::active_isa(), threads);
+}
+
+double multiply_add_peak(double seconds, int threads) {
+  check_threads(threads);
+  const py::gil_scoped_release released;
+  return cpu::multiply_add_peak(seconds, cpu::active_isa(), threads);
 }
 
 }  // namespace
@@ -536,5 +489,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("sample", &twinfer::sample, arg("logits"), arg("temperature"), arg("top_k"), arg("top_p"), arg("min_p"),
         arg("seeds"), arg("output_positions"), arg("out"), arg("threads"));
   m.def("gumbel_noise", &twinfer::gumbel_noise, arg("seed"), arg("output_position"), arg("out"));
+  m.def("read_bandwidth", &twinfer::read_bandwidth, arg("num_bytes"), arg("seconds"), arg("threads"));
+  m.def("multiply_add_peak", &twinfer::multiply_add_peak, arg("seconds"), arg("threads"));
   m.def("philox4x32", &twinfer::philox4x32, arg("c0"), arg("c1"), arg("c2"), arg("c3"), arg("k0"), arg("k1"));
 }

@@ -5,80 +5,16 @@
 #include <limits>
 #include <unordered_set>
 
-#include "arguments.h"
-#include "cuda/launchers.h"
+#include "device_call.h"
 
 namespace twinfer {
 namespace {
 
-constexpr Layout kContiguous = Layout::kContiguous;
-constexpr Layout kRows = Layout::kRows;
-constexpr DLDataType kFloat16{kDLFloat, 16, 1};
-constexpr DLDataType kBFloat16{kDLBfloat, 16, 1};
 constexpr int64_t kLargestHeadDim = 256;
 
-bool same(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }
-
-// The dtype that the first tensor of a call sets for the others.
-DLDataType floating_dtype(const char* name, py::handle object) {
-  const TensorView view(name, object);
-  for (DLDataType known : {kFloat32, kFloat16, kBFloat16}) {
-    if (same(view.dtype(), known)) return known;
-  }
-  reject(view.name() + ": expected dtype float32, float16 or bfloat16, got " + dtype_text(view.dtype()) + ".");
-}
-
-// Calls `f` with a value of the C++ type that the dtype is.
-template <class F>
-void with_type(DLDataType dtype, F f) {
-  if (same(dtype, kFloat32)) return f(float{});
-  if (same(dtype, kFloat16)) return f(__half{});
-  f(__nv_bfloat16{});
-}
-
-// Kernels count rows and columns in 32 bits.
-int as_int(const char* name, int64_t value) {
-  if (value > std::numeric_limits<int>::max()) {
-    reject(std::string(name) + ": expected sizes below 2147483648, got " + std::to_string(value) + ".");
-  }
-  return static_cast<int>(value);
-}
-
-int64_t row_stride(const TensorView& view) { return view.stride(0); }
-
-// How one launch is to run. There is one instruction stream and no CUDA stream.
-struct Simulation {
-  uint64_t seed;
-  int threads;
-  std::string architecture;
-};
-
-// The options hold for the launches of this call alone.
-class WithOptions {
- public:
-  explicit WithOptions(const Simulation& simulation) : before_(simt::options()) {
-    check_threads(simulation.threads);
-    simt::options() = {simulation.seed, simulation.threads, &simt::architecture(simulation.architecture)};
-  }
-  ~WithOptions() { simt::options() = before_; }
-  WithOptions(const WithOptions&) = delete;
-  WithOptions& operator=(const WithOptions&) = delete;
-
- private:
-  simt::Options before_;
-};
-
-// Runs `launch(T{})` on the emulator without the GIL.
-template <class F>
-void run(DLDataType dtype, const Simulation& simulation, F launch) {
-  const WithOptions options(simulation);
-  const py::gil_scoped_release released;
-  with_type(dtype, launch);
-}
-
 void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, double eps,
-          const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+          const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "C"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "C"});
@@ -87,28 +23,28 @@ void norm(py::handle out, py::handle x, py::handle residual, py::handle weight, 
   const int rung = device::rung_number("rms_norm", rung_name);
   const int tokens = as_int("x", args["T"]), hidden = as_int("x", args["C"]);
   const bool add = !residual.is_none();
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::rms_norm<T>({o.data<T>(), in.data<const T>(), add ? res.data<T>() : nullptr, w.data<const T>(),
                          row_stride(o), row_stride(in), add ? row_stride(res) : 0, tokens, hidden,
                          static_cast<float>(eps)},
-                        rung, nullptr);
+                        rung, stream);
   });
 }
 
 void rms_norm(py::handle out, py::handle x, py::handle weight, double eps, const std::string& rung,
-              const Simulation& simulation) {
-  norm(out, x, py::none(), weight, eps, rung, simulation);
+              const Launch& how) {
+  norm(out, x, py::none(), weight, eps, rung, how);
 }
 
 void fused_add_rms_norm(py::handle x, py::handle residual, py::handle weight, double eps, const std::string& rung,
-                        const Simulation& simulation) {
-  norm(x, x, residual, weight, eps, rung, simulation);
+                        const Launch& how) {
+  norm(x, x, residual, weight, eps, rung, how);
 }
 
 void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias, double eps,
-                const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+                const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "C"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "C"});
@@ -116,47 +52,50 @@ void layer_norm(py::handle out, py::handle x, py::handle weight, py::handle bias
   const TensorView b = args.tensor("bias", bias, dtype, kContiguous, {"C"});
   const int rung = device::rung_number("layer_norm", rung_name);
   const int tokens = as_int("x", args["T"]), hidden = as_int("x", args["C"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::layer_norm<T>({o.data<T>(), in.data<const T>(), w.data<const T>(), b.data<const T>(), row_stride(o),
                            row_stride(in), tokens, hidden, static_cast<float>(eps)},
-                          rung, nullptr);
+                          rung, stream);
   });
 }
 
-// Two tokens in one slot would be written at the same time.
-void check_distinct(const char* name, const int64_t* values, int64_t count) {
+// Two tokens in one slot would be written at the same time; -1 is no slot.
+void check_slots(const int64_t* slots, int64_t count, int64_t num_slots) {
+  if (!kReadsIndices) return;
+  check_range("slot_mapping", slots, count, -1, num_slots, "(N * B slots, or -1)");
   std::unordered_set<int64_t> seen;
   for (int64_t i = 0; i < count; ++i) {
-    if (seen.insert(values[i]).second) continue;
-    reject(std::string(name) + ": expected distinct values, got " + std::to_string(values[i]) + " again at index " +
+    if (slots[i] == -1 || seen.insert(slots[i]).second) continue;
+    reject("slot_mapping: expected distinct values, got " + std::to_string(slots[i]) + " again at index " +
            std::to_string(i) + ".");
   }
 }
 
 void reshape_and_cache(py::handle key, py::handle value, py::handle k_cache, py::handle v_cache,
-                       py::handle slot_mapping, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+                       py::handle slot_mapping, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("key", key);
   const TensorView k = args.tensor("key", key, dtype, kRows, {"T", "Hkv", "D"});
   const TensorView v = args.tensor("value", value, dtype, kRows, {"T", "Hkv", "D"});
   const TensorView kc = args.tensor("k_cache", k_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
   const TensorView vc = args.tensor("v_cache", v_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
   const TensorView slots = args.tensor("slot_mapping", slot_mapping, kInt64, kContiguous, {"T"});
-  check_range("slot_mapping", slots.data<const int64_t>(), args["T"], 0, args["N"] * args["B"], "(N * B slots)");
-  check_distinct("slot_mapping", slots.data<const int64_t>(), args["T"]);
+  check_slots(slots.data<const int64_t>(), args["T"], args["N"] * args["B"]);
   const int rung = device::rung_number("cache_write", rung_name);
   const int tokens = as_int("key", args["T"]), row_size = as_int("key", args["Hkv"] * args["D"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::cache_write<T>({k.data<const T>(), v.data<const T>(), kc.data<T>(), vc.data<T>(),
                             slots.data<const int64_t>(), row_stride(k), row_stride(v), tokens, row_size},
-                           rung, nullptr);
+                           rung, stream);
   });
 }
 
 // Pairs are copied at the same time, so no block may be written twice, or read by one pair and written by another.
-void check_pairs(const int64_t* pairs, int64_t count) {
+void check_pairs(const int64_t* pairs, int64_t count, int64_t num_blocks) {
+  if (!kReadsIndices) return;
+  check_range("block_mapping", pairs, 2 * count, 0, num_blocks, "(N blocks)");
   std::unordered_set<int64_t> read, written;
   for (int64_t p = 0; p < count; ++p) read.insert(pairs[2 * p]);
   for (int64_t p = 0; p < count; ++p) {
@@ -173,22 +112,21 @@ void check_pairs(const int64_t* pairs, int64_t count) {
 }
 
 void copy_blocks(py::handle k_cache, py::handle v_cache, py::handle block_mapping, const std::string& rung_name,
-                 const Simulation& simulation) {
-  Arguments args;
+                 const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("k_cache", k_cache);
   const TensorView kc = args.tensor("k_cache", k_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
   const TensorView vc = args.tensor("v_cache", v_cache, dtype, kContiguous, {"N", "B", "Hkv", "D"});
   args.define("2", 2);
   const TensorView pairs = args.tensor("block_mapping", block_mapping, kInt64, kContiguous, {"P", "2"});
-  check_range("block_mapping", pairs.data<const int64_t>(), 2 * args["P"], 0, args["N"], "(N blocks)");
-  check_pairs(pairs.data<const int64_t>(), args["P"]);
+  check_pairs(pairs.data<const int64_t>(), args["P"], args["N"]);
   const int rung = device::rung_number("copy_blocks", rung_name);
   const int count = as_int("block_mapping", args["P"]);
   const int block_elements = as_int("k_cache", args["B"] * args["Hkv"] * args["D"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::copy_blocks<T>({kc.data<T>(), vc.data<T>(), pairs.data<const int64_t>(), count, block_elements},
-                           rung, nullptr);
+                           rung, stream);
   });
 }
 
@@ -198,6 +136,41 @@ void check_block(int32_t block, int64_t entry, const std::string& of, const Argu
          " at entry " + std::to_string(entry) + of + ".");
 }
 
+void check_swaps(const int64_t* pairs, int64_t count, const Arguments& args) {
+  if (!kReadsIndices) return;
+  std::unordered_set<int64_t> written;
+  for (int64_t p = 0; p < count; ++p) {
+    check_range("block_mapping", pairs + 2 * p, 1, 0, args["Ns"], "(blocks of the source)");
+    check_range("block_mapping", pairs + 2 * p + 1, 1, 0, args["Nt"], "(blocks of the target)");
+    if (written.insert(pairs[2 * p + 1]).second) continue;
+    reject("block_mapping: expected different target blocks, got " + std::to_string(pairs[2 * p + 1]) +
+           " again in pair " + std::to_string(p) + ".");
+  }
+}
+
+void swap_blocks(py::handle source, py::handle target, py::handle block_mapping, const std::string& rung_name,
+                 const Launch& how) {
+  Arguments args(kDevice);
+  const DLDataType dtype = floating_dtype("source", source);
+  args.define("2", 2);
+  const TensorView pairs = args.tensor("block_mapping", block_mapping, kInt64, kContiguous, {"P", "2"});
+  args.allow_host_memory();
+  const TensorView from = args.tensor("source", source, dtype, kContiguous, {"Ns", "B", "Hkv", "D"});
+  const TensorView to = args.tensor("target", target, dtype, kContiguous, {"Nt", "B", "Hkv", "D"});
+  check_reachable(from);
+  check_reachable(to);
+  check_swaps(pairs.data<const int64_t>(), args["P"], args);
+  if (from.data<void>() == to.data<void>()) reject("target: expected other memory than the source's; use copy_blocks.");
+  const int rung = device::rung_number("swap_blocks", rung_name);
+  const int count = as_int("block_mapping", args["P"]);
+  const int block_elements = as_int("source", args["B"] * args["Hkv"] * args["D"]);
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
+    using T = decltype(zero);
+    device::swap_blocks<T>({from.data<const T>(), to.data<T>(), pairs.data<const int64_t>(), count, block_elements},
+                           rung, stream);
+  });
+}
+
 struct Visible {
   int most;                       // positions that any query sees
 };
@@ -205,8 +178,10 @@ struct Visible {
 // What the kernels rely on to stay inside the cache.
 Visible check_decode(const int32_t* tables, int64_t table_stride, const int32_t* lens, const Arguments& args,
                      int64_t window) {
-  Visible visible{0};
   const int64_t block_size = args["B"], room = args["max_blocks"] * block_size;
+  // Unread, a sequence may be as long as its table.
+  if (!kReadsIndices) return {as_int("block_tables", window > 0 ? std::min(window, room) : room)};
+  Visible visible{0};
   for (int64_t s = 0; s < args["S"]; ++s) {
     const int64_t length = lens[s];
     const std::string of = " of sequence " + std::to_string(s);
@@ -240,8 +215,8 @@ void check_heads(const Arguments& args) {
 
 void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
                      py::handle block_tables, py::handle seq_lens, double scale, int64_t window,
-                     const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+                     const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("query", query);
   const TensorView q = args.tensor("query", query, dtype, kRows, {"S", "H", "D"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"S", "H", "D"});
@@ -255,24 +230,28 @@ void paged_attention(py::handle out, py::handle query, py::handle k_cache, py::h
       check_decode(tables.data<const int32_t>(), row_stride(tables), lens.data<const int32_t>(), args, window);
   const int rung = device::rung_number("paged_attention", rung_name);
   const int splits = device::num_splits(visible.most);
-  const auto rows = static_cast<size_t>(args["S"] * args["H"] * splits);
-  std::vector<float> means(rows * static_cast<size_t>(args["D"])), largest(rows), sums(rows);
+  const int64_t rows = args["S"] * args["H"] * splits;
+  // A mean of V, a largest logit and a sum for each split.
+  const Workspace workspace(query, rows * (args["D"] + 2));
+  float* means = workspace.floats();
+  float* largest = means + rows * args["D"];
   const int window_in_range = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::paged_attention<T>(
         {o.data<T>(), q.data<const T>(), kc.data<const T>(), vc.data<const T>(), tables.data<const int32_t>(),
          lens.data<const int32_t>(), row_stride(o), row_stride(q), row_stride(tables), as_int("query", args["S"]),
          as_int("query", args["H"]), as_int("k_cache", args["Hkv"]), as_int("query", args["D"]),
-         as_int("k_cache", args["B"]), window_in_range, static_cast<float>(scale), means.data(), largest.data(),
-         sums.data(), splits},
-        visible.most, rung, nullptr);
+         as_int("k_cache", args["B"]), window_in_range, static_cast<float>(scale), means, largest,
+         largest + rows, splits},
+        visible.most, rung, stream);
   });
 }
 
 // What the kernels rely on to stay inside the cache and the query. Returns the most rows of any sequence.
 int64_t check_chunks(const int32_t* starts, const int32_t* lens, const int32_t* tables, int64_t table_stride,
                      const Arguments& args, int64_t window) {
+  if (!kReadsIndices) return args["T"];  // unread, all may be of one sequence
   const int64_t num_seqs = args["S"], block_size = args["B"], room = args["max_blocks"] * block_size;
   if (starts[0] != 0 || starts[num_seqs] != args["T"]) {
     reject("query_start_loc: expected to start at 0 and end at T=" + std::to_string(args["T"]) + ", got " +
@@ -299,8 +278,8 @@ int64_t check_chunks(const int32_t* starts, const int32_t* lens, const int32_t* 
 
 void prefill_attention(py::handle out, py::handle query, py::handle k_cache, py::handle v_cache,
                        py::handle block_tables, py::handle query_start_loc, py::handle seq_lens, double scale,
-                       int64_t window, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+                       int64_t window, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("query", query);
   const TensorView q = args.tensor("query", query, dtype, kRows, {"T", "H", "D"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "H", "D"});
@@ -316,7 +295,7 @@ void prefill_attention(py::handle out, py::handle query, py::handle k_cache, py:
                                     tables.data<const int32_t>(), row_stride(tables), args, window);
   const int rung = device::rung_number("prefill_attention", rung_name);
   const int window_in_range = static_cast<int>(std::min<int64_t>(window, std::numeric_limits<int>::max()));
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::prefill_attention<T>(
         {o.data<T>(), q.data<const T>(), kc.data<const T>(), vc.data<const T>(), tables.data<const int32_t>(),
@@ -324,40 +303,40 @@ void prefill_attention(py::handle out, py::handle query, py::handle k_cache, py:
          as_int("query", args["T"]), as_int("query_start_loc", args["S"]), as_int("query", args["H"]),
          as_int("k_cache", args["Hkv"]), as_int("query", args["D"]), as_int("k_cache", args["B"]), window_in_range,
          static_cast<float>(scale)},
-        as_int("query", most), rung, nullptr);
+        as_int("query", most), rung, stream);
   });
 }
 
-void silu_and_mul(py::handle out, py::handle gate_up, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+void silu_and_mul(py::handle out, py::handle gate_up, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("out", out);
   const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "F"});
   args.define("2F", 2 * args["F"]);
   const TensorView in = args.tensor("gate_up", gate_up, dtype, kRows, {"T", "2F"});
   const int rung = device::rung_number("silu_mul", rung_name);
   const int tokens = as_int("out", args["T"]), ffn = as_int("out", args["F"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
-    device::silu_mul<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), tokens, ffn}, rung, nullptr);
+    device::silu_mul<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), tokens, ffn}, rung, stream);
   });
 }
 
-void gelu(py::handle out, py::handle x, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+void gelu(py::handle out, py::handle x, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"T", "F"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"T", "F"});
   const int rung = device::rung_number("gelu", rung_name);
   const int tokens = as_int("x", args["T"]), ffn = as_int("x", args["F"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
-    device::gelu<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), tokens, ffn}, rung, nullptr);
+    device::gelu<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), tokens, ffn}, rung, stream);
   });
 }
 
 void rotary_embedding(py::handle positions, py::handle query, py::handle key, py::handle cos_sin_cache,
-                      const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+                      const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("query", query);
   const TensorView pos = args.tensor("positions", positions, kInt64, kContiguous, {"T"});
   const TensorView q = args.tensor("query", query, dtype, kRows, {"T", "H", "D"});
@@ -367,43 +346,51 @@ void rotary_embedding(py::handle positions, py::handle query, py::handle key, py
     reject("query: expected an even head dim D of at most " + std::to_string(kLargestHeadDim) + ", got shape " +
            q.shape_text() + ".");
   }
-  check_range("positions", pos.data<const int64_t>(), args["T"], 0, args["max_pos"], "(rows of cos_sin_cache)");
+  if (kReadsIndices) {
+    check_range("positions", pos.data<const int64_t>(), args["T"], 0, args["max_pos"], "(rows of cos_sin_cache)");
+  }
   const int rung = device::rung_number("rotary", rung_name);
   const int tokens = as_int("query", args["T"]), heads = as_int("query", args["H"]);
   const int kv_heads = as_int("key", args["Hkv"]), head_dim = as_int("query", args["D"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
     device::rotary<T>({pos.data<const int64_t>(), q.data<T>(), k.data<T>(), cache.data<const float>(), row_stride(q),
                        row_stride(k), tokens, heads, kv_heads, head_dim},
-                      rung, nullptr);
+                      rung, stream);
   });
 }
 
-void softmax(py::handle out, py::handle x, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+void softmax(py::handle out, py::handle x, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"R", "V"});
   const TensorView o = args.tensor("out", out, dtype, kRows, {"R", "V"});
   const int rung = device::rung_number("softmax", rung_name);
   const int rows = as_int("x", args["R"]), row_size = as_int("x", args["V"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
-    device::softmax<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), rows, row_size}, rung, nullptr);
+    device::softmax<T>({o.data<T>(), in.data<const T>(), row_stride(o), row_stride(in), rows, row_size}, rung, stream);
   });
 }
 
-void argmax(py::handle out, py::handle x, const std::string& rung_name, const Simulation& simulation) {
-  Arguments args;
+void argmax(py::handle out, py::handle x, const std::string& rung_name, const Launch& how) {
+  Arguments args(kDevice);
   const DLDataType dtype = floating_dtype("x", x);
   const TensorView in = args.tensor("x", x, dtype, kRows, {"R", "V"});
   const TensorView ids = args.tensor("out", out, kInt64, kContiguous, {"R"});
   if (args["V"] < 1) reject("x: expected a vocabulary V of at least 1, got shape " + in.shape_text() + ".");
   const int rung = device::rung_number("argmax", rung_name);
   const int rows = as_int("x", args["R"]), row_size = as_int("x", args["V"]);
-  run(dtype, simulation, [&](auto zero) {
+  run(dtype, args, how, [&](auto zero, cudaStream_t stream) {
     using T = decltype(zero);
-    device::argmax<T>({ids.data<int64_t>(), in.data<const T>(), row_stride(in), rows, row_size}, rung, nullptr);
+    device::argmax<T>({ids.data<int64_t>(), in.data<const T>(), row_stride(in), rows, row_size}, rung, stream);
   });
+}
+
+// The cheapest launch there is, and a wait for it: throws where kernels cannot run here.
+void probe() {
+  device::probe(nullptr);
+  device::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 py::dict rungs() {
@@ -417,39 +404,46 @@ py::dict rungs() {
 }
 
 }  // namespace
-}  // namespace twinfer
 
-PYBIND11_MODULE(_simt, m) {
+// In fast._simt or fast._cuda and, for traced kernels, in fast._simt_trace.
+void bind_kernels(py::module_& m) {
   using arg = pybind11::arg;
-  using twinfer::Simulation;
-  m.doc() = "The CUDA kernels under the emulator; fast/ladder.py documents them.";
-  pybind11::class_<Simulation>(m, "Simulation")
-      .def(pybind11::init([](uint64_t seed, int threads, std::string architecture) {
-             twinfer::check_threads(threads);
-             twinfer::simt::architecture(architecture);
-             return Simulation{seed, threads, std::move(architecture)};
-           }),
-           arg("seed"), arg("threads"), arg("architecture"));
+  bind_launch(m);
+  bind_sampling(m);
+  m.def("probe", &twinfer::probe);
   m.def("rungs", &twinfer::rungs);
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("rung"),
-        arg("simulation"));
+        arg("launch"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),
-        arg("rung"), arg("simulation"));
+        arg("rung"), arg("launch"));
   m.def("layer_norm", &twinfer::layer_norm, arg("out"), arg("x"), arg("weight"), arg("bias"), arg("eps"), arg("rung"),
-        arg("simulation"));
+        arg("launch"));
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
-        arg("slot_mapping"), arg("rung"), arg("simulation"));
+        arg("slot_mapping"), arg("rung"), arg("launch"));
   m.def("copy_blocks", &twinfer::copy_blocks, arg("k_cache"), arg("v_cache"), arg("block_mapping"), arg("rung"),
-        arg("simulation"));
+        arg("launch"));
+  m.def("swap_blocks", &twinfer::swap_blocks, arg("source"), arg("target"), arg("block_mapping"), arg("rung"),
+        arg("launch"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
-        arg("block_tables"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"), arg("simulation"));
+        arg("block_tables"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"), arg("launch"));
   m.def("prefill_attention", &twinfer::prefill_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("window"), arg("rung"),
-        arg("simulation"));
-  m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("rung"), arg("simulation"));
-  m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("rung"), arg("simulation"));
+        arg("launch"));
+  m.def("silu_and_mul", &twinfer::silu_and_mul, arg("out"), arg("gate_up"), arg("rung"), arg("launch"));
+  m.def("gelu", &twinfer::gelu, arg("out"), arg("x"), arg("rung"), arg("launch"));
   m.def("rotary_embedding", &twinfer::rotary_embedding, arg("positions"), arg("query"), arg("key"),
-        arg("cos_sin_cache"), arg("rung"), arg("simulation"));
-  m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
-  m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("simulation"));
+        arg("cos_sin_cache"), arg("rung"), arg("launch"));
+  m.def("softmax", &twinfer::softmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
+  m.def("argmax", &twinfer::argmax, arg("out"), arg("x"), arg("rung"), arg("launch"));
+}
+
+}  // namespace twinfer
+
+#if defined(TWINFER_CUDA)
+PYBIND11_MODULE(_cuda, m) {
+#else
+PYBIND11_MODULE(_simt, m) {
+#endif
+  m.doc() = "The kernels of csrc/kernels; fast/ladder.py documents them.";
+  twinfer::bind_kernels(m);
 }

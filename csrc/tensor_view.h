@@ -44,6 +44,19 @@ class TensorView {
     assign(managed->dl_tensor);
   }
 
+  // Handle of the stream on which torch works now: from its table of C functions, or asked in Python where torch is older.
+  static int64_t current_stream(DLDeviceType type, int32_t device_id) {
+    static const DLPackExchangeAPI* api =
+        exchange_api(reinterpret_cast<PyTypeObject*>(py::module_::import("torch").attr("Tensor").ptr()));
+    if (api != nullptr && api->current_work_stream != nullptr) {
+      void* stream = nullptr;
+      if (api->current_work_stream(type, device_id, &stream) != 0) throw py::error_already_set();
+      return reinterpret_cast<int64_t>(stream);
+    }
+    const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_id);
+    return stream.attr("cuda_stream").cast<int64_t>();
+  }
+
   const std::string& name() const { return name_; }
   int ndim() const { return ndim_; }
   int64_t size(int dim) const { return shape_[static_cast<size_t>(dim)]; }

@@ -2,18 +2,17 @@
 
 from torch import Tensor
 
-class Simulation:
+class Launch:
     def __init__(self, seed: int, threads: int, architecture: str) -> None: ...
 
+def probe() -> None: ...
 def rungs() -> dict[str, tuple[str, ...]]: ...
-def rms_norm(
-    out: Tensor, x: Tensor, weight: Tensor, eps: float, rung: str, simulation: Simulation
-) -> None: ...
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, rung: str, launch: Launch) -> None: ...
 def fused_add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rung: str, simulation: Simulation
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, rung: str, launch: Launch
 ) -> None: ...
 def layer_norm(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rung: str, simulation: Simulation
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float, rung: str, launch: Launch
 ) -> None: ...
 def reshape_and_cache(
     key: Tensor,
@@ -22,10 +21,10 @@ def reshape_and_cache(
     v_cache: Tensor,
     slot_mapping: Tensor,
     rung: str,
-    simulation: Simulation,
+    launch: Launch,
 ) -> None: ...
 def copy_blocks(
-    k_cache: Tensor, v_cache: Tensor, block_mapping: Tensor, rung: str, simulation: Simulation
+    k_cache: Tensor, v_cache: Tensor, block_mapping: Tensor, rung: str, launch: Launch
 ) -> None: ...
 def paged_attention(
     out: Tensor,
@@ -37,7 +36,7 @@ def paged_attention(
     scale: float,
     window: int,
     rung: str,
-    simulation: Simulation,
+    launch: Launch,
 ) -> None: ...
 def prefill_attention(
     out: Tensor,
@@ -50,12 +49,45 @@ def prefill_attention(
     scale: float,
     window: int,
     rung: str,
-    simulation: Simulation,
+    launch: Launch,
 ) -> None: ...
-def silu_and_mul(out: Tensor, gate_up: Tensor, rung: str, simulation: Simulation) -> None: ...
-def gelu(out: Tensor, x: Tensor, rung: str, simulation: Simulation) -> None: ...
+def silu_and_mul(out: Tensor, gate_up: Tensor, rung: str, launch: Launch) -> None: ...
+def gelu(out: Tensor, x: Tensor, rung: str, launch: Launch) -> None: ...
 def rotary_embedding(
-    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, rung: str, simulation: Simulation
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, rung: str, launch: Launch
 ) -> None: ...
-def softmax(out: Tensor, x: Tensor, rung: str, simulation: Simulation) -> None: ...
-def argmax(out: Tensor, x: Tensor, rung: str, simulation: Simulation) -> None: ...
+def softmax(out: Tensor, x: Tensor, rung: str, launch: Launch) -> None: ...
+def argmax(out: Tensor, x: Tensor, rung: str, launch: Launch) -> None: ...
+def swap_blocks(source: Tensor, target: Tensor, block_mapping: Tensor, rung: str, launch: Launch) -> None: ...
+def philox(out: Tensor, seeds: Tensor, output_positions: Tensor, rung: str, launch: Launch) -> None: ...
+def process_logits(
+    logits: Tensor,
+    rows: Tensor,
+    allowed_starts: Tensor,
+    allowed_ids: Tensor,
+    masked_starts: Tensor,
+    masked_ids: Tensor,
+    biased_starts: Tensor,
+    biased_ids: Tensor,
+    biases: Tensor,
+    seen_starts: Tensor,
+    seen_ids: Tensor,
+    counts: Tensor,
+    repetition_penalty: Tensor,
+    presence_penalty: Tensor,
+    frequency_penalty: Tensor,
+    rung: str,
+    launch: Launch,
+) -> None: ...
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    output_positions: Tensor,
+    out: Tensor,
+    rung: str,
+    launch: Launch,
+) -> None: ...

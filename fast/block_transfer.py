@@ -34,22 +34,23 @@ class BlockTransfer:
         """Do the step's swap-outs, copies and swap-ins, one kind after the other."""
         if not (schedule.swap_outs or schedule.block_copies or schedule.swap_ins):
             return
-        device, host = self.device_caches, self.host_caches
-        outs, copies, ins = schedule.swap_outs, schedule.block_copies, schedule.swap_ins
-        _move(device, [swap.device for swap in outs], host, [swap.host for swap in outs])
-        _move(device, [copy.source for copy in copies], device, [copy.target for copy in copies])
-        _move(host, [swap.host for swap in ins], device, [swap.device for swap in ins])
+        self._swap(self.device_caches, self.host_caches, [(s.device, s.host) for s in schedule.swap_outs])
+        self._copy([(copy.source, copy.target) for copy in schedule.block_copies])
+        self._swap(self.host_caches, self.device_caches, [(s.host, s.device) for s in schedule.swap_ins])
 
+    def _swap(
+        self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: list[tuple[int, int]]
+    ) -> None:
+        """targets[to] = sources[from], in every cache."""
+        if not pairs:
+            return
+        block_mapping = kernels.place(torch.tensor(pairs))  # [moves, 2]
+        for source, target in zip(sources, targets, strict=True):
+            kernels.swap_blocks(source, target, block_mapping)
 
-def _move(
-    sources: list[torch.Tensor],
-    source_blocks: list[int],
-    targets: list[torch.Tensor],
-    target_blocks: list[int],
-) -> None:
-    """targets[target_blocks] = sources[source_blocks], in every cache."""
-    if not source_blocks:
-        return
-    from_blocks, to_blocks = torch.tensor(source_blocks), torch.tensor(target_blocks)  # [moves]
-    for source, target in zip(sources, targets, strict=True):
-        target.index_copy_(0, to_blocks, source.index_select(0, from_blocks))  # [moves, B, Hkv, D]
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        block_mapping = kernels.place(torch.tensor(pairs))  # [moves, 2]
+        for k_cache, v_cache in zip(self.device_caches[::2], self.device_caches[1::2], strict=True):
+            kernels.copy_blocks(k_cache, v_cache, block_mapping)

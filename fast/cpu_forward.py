@@ -74,6 +74,10 @@ class PlannedForward:
         self._block_tables = np.zeros((self.max_num_seqs, max_blocks), np.int32)
         self._recorded: dict[bool, _Recorded] = {}  # with vectors in place of tokens, and without
 
+    def load(self, step: StepInput) -> StepInput:
+        """The step as it is: kernels read it where it was made."""
+        return step
+
     def __call__(self, step: StepInput, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """A step's input -> [T, C], which the next call overwrites. Arguments and errors are those of the model."""
         metadata = step.attention

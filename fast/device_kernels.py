@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,12 +49,18 @@ class DeviceKernels:
         memory: where tensors live: the CPU's memory for the emulator.
         dtype: of weights, activations and the KV cache.
         unpack: packed rows, as `kernels.pack` takes them, to float32 [F, C] in the CPU's memory.
+
+    A GPU's products of float32 are exact: TF32, which keeps 10 of their 23 bits, is switched off for the process.
     """
 
     ladder: Ladder
     memory: torch.device
     dtype: torch.dtype
     unpack: Unpack
+
+    def __post_init__(self) -> None:
+        if self.memory.type == "cuda":
+            torch.set_float32_matmul_precision("highest")
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.memory, self.dtype)
@@ -65,7 +72,8 @@ class DeviceKernels:
         return torch.zeros(shape, dtype=self.dtype, device=self.memory)
 
     def empty_host_cache(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=self.dtype)
+        """Pinned for a GPU: its kernels read and write it over the bus."""
+        return torch.zeros(shape, dtype=self.dtype, pin_memory=self.memory.type == "cuda")
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.memory, non_blocking=True)
@@ -113,13 +121,15 @@ class DeviceKernels:
         if len(query) == len(seq_lens):  # every sequence has one query: a decode step
             self.ladder.paged_attention(out, query, k_cache, v_cache, block_tables, seq_lens, scale, window)
             return
-        # Each query as a sequence that ends with it.
-        counts = query_start_loc.diff().long()  # [S]
-        sequences = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)  # [T]
-        left = query_start_loc[1:].index_select(0, sequences) - torch.arange(len(query), device=counts.device)
-        lens = (seq_lens.index_select(0, sequences) - left + 1).int()  # [T]
-        tables = block_tables.index_select(0, sequences)  # [T, max_blocks]
-        self.ladder.paged_attention(out, query, k_cache, v_cache, tables, lens, scale, window)
+        self.ladder.prefill_attention(
+            out, query, k_cache, v_cache, block_tables, query_start_loc, seq_lens, scale, window
+        )
+
+    def copy_blocks(self, k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor) -> None:
+        self.ladder.copy_blocks(k_cache, v_cache, block_mapping)
+
+    def swap_blocks(self, source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor) -> None:
+        self.ladder.swap_blocks(source, target, block_mapping)
 
     def rms_norm(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         self.ladder.rms_norm(out, x, weight, eps)
@@ -156,3 +166,26 @@ class DeviceKernels:
 
     def gelu(self, out: torch.Tensor, x: torch.Tensor) -> None:
         self.ladder.gelu(out, x)
+
+    def apply_token_bitmask(self, logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
+        shifts = torch.arange(32, dtype=torch.int32, device=bitmasks.device)
+        bits = (bitmasks[:, :, None] >> shifts) & 1  # [P, W, 32]
+        masked = logits.index_select(0, rows)  # [P, V]
+        keeps = bits.view(len(rows), -1)[:, : masked.shape[1]].bool() | masked.isnan().any(1, keepdim=True)
+        logits.index_copy_(0, rows, masked.masked_fill_(~keeps, -torch.inf))
+
+    def process_logits(self, logits: torch.Tensor, *steps: Any) -> None:
+        self.ladder.process_logits(logits, *steps)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seeds: torch.Tensor,
+        output_positions: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        self.ladder.sample(logits, temperature, top_k, top_p, min_p, seeds, output_positions, out)

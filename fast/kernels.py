@@ -16,6 +16,7 @@ the same bits for a row alone, in any batch and with any number of threads; only
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import os
 import weakref
@@ -23,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -31,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast.cores import available_cores
 from fast.device_kernels import DeviceKernels
+from fast.kernel_trace import KernelTrace, record
 from fast.ladder import Ladder
 
 try:
@@ -40,6 +43,17 @@ except ImportError as error:
         f"The kernels of the fast tier cannot be loaded ({error}): build them with `make`, or with "
         "`pip install --no-build-isolation -e .` in the repository."
     ) from error
+
+
+def _cuda_module() -> ModuleType | None:
+    """`fast._cuda`, where it was built."""
+    try:
+        return importlib.import_module("fast._cuda")
+    except ImportError:
+        return None
+
+
+_cuda = _cuda_module()
 
 # The kernels run on as many threads as torch is set to. Torch knows the cores, but not the limits of a container.
 if "OMP_NUM_THREADS" not in os.environ:
@@ -57,38 +71,59 @@ def isa() -> str:
     return _ISA
 
 
+def why_no_gpu() -> str | None:
+    """None when the device "cuda" can be used here, else one sentence that says what is missing."""
+    if _cuda is None:
+        return "The kernels for GPUs are not built: install nvcc and build with `TWINFER_CUDA=ON make clean setup`."
+    if not torch.cuda.is_available():
+        return "Torch sees no GPU: it needs an NVIDIA GPU, its driver, and a torch that was built for CUDA."
+    try:
+        _cuda.probe()
+    except RuntimeError as error:
+        return f"The kernels do not run on this GPU ({error}): they are built for compute capability 8.0 and above."
+    return None
+
+
 def ladder(device: str, seed: int = 0, threads: int = 1, architecture: str = "sm_80") -> Ladder:
-    """The CUDA kernels for a device: "simt" runs them on the CPU, one fiber a CUDA thread, on CPU tensors.
+    """The CUDA kernels for a device.
 
     Args:
-        device: "simt".
-        seed, threads, architecture: see `Ladder`.
+        device: "cuda", on tensors of the GPU; or "simt", which runs them on the CPU, one fiber a CUDA thread, on CPU
+            tensors.
+        seed, threads, architecture: of the emulator, see `Ladder`.
 
     Raises:
-        ValueError: another device, or an option out of range.
+        ValueError: another device, one that cannot be used here, or an option out of range.
     """
-    if device != "simt":
-        raise ValueError(f"device: expected 'simt', the CUDA kernels under the emulator, got {device!r}.")
-    return Ladder(_simt, seed, threads, architecture)
+    if device == "simt":
+        return Ladder(_simt, seed, threads, architecture)
+    if device != "cuda":
+        raise ValueError(
+            f"device: expected 'cuda', or 'simt' for the CUDA kernels under the emulator, got {device!r}."
+        )
+    reason = why_no_gpu()
+    if reason is not None:
+        raise ValueError(f"device 'cuda' cannot be used here. {reason}")
+    assert _cuda is not None  # or there would be a reason
+    return Ladder(_cuda)
 
 
 def on_device(device: str, dtype: torch.dtype = torch.float32) -> DeviceKernels | None:
-    """What `using` takes to run a model on "cpu" (None), or on "simt": CUDA kernels under the emulator.
+    """What `using` takes to run a model on a device: None for "cpu".
 
     Args:
-        device: "cpu" or "simt".
+        device: "cpu", "cuda", or "simt": the CUDA kernels under the emulator.
         dtype: of weights, activations and the KV cache. The CPU's kernels compute in float32 alone.
 
     Raises:
-        ValueError: another device, or a dtype that it does not compute in.
+        ValueError: another device, one that cannot be used here, or a dtype that it does not compute in.
     """
     if device == "cpu":
         if dtype != torch.float32:
             raise ValueError(f"The CPU computes in float32 alone: leave dtype at float32, got {dtype}.")
         return None
-    return DeviceKernels(
-        ladder(device, threads=torch.get_num_threads()), torch.device("cpu"), dtype, _unpacked
-    )
+    memory = torch.device("cuda" if device == "cuda" else "cpu")
+    return DeviceKernels(ladder(device, threads=torch.get_num_threads()), memory, dtype, _unpacked)
 
 
 # Like `torch.inference_mode`, it belongs to the thread that runs the model: two engines on two devices may run at once.
@@ -265,6 +300,29 @@ def place(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def trace_kernel(
+    ladder: Ladder, operation: str, *arguments: Any, block: tuple[int, int, int] = (0, 0, 0), **named: Any
+) -> KernelTrace:
+    """Runs one operation of a ladder under the emulator and records what its kernels did to memory.
+
+    `trace_kernel(ladder, "paged_attention", out, query, ..., rung="v2_shared_reduce")` does what
+    `ladder.paged_attention(out, query, ..., rung="v2_shared_reduce")` does, some ten times slower.
+
+    Args:
+        ladder: its seed and architecture hold; the blocks run on one OS thread.
+        operation: a method of `Ladder`.
+        arguments, named: for the method.
+        block: the block of threads whose events are kept, in each launch that has it. Counts are of all blocks.
+
+    Raises:
+        ValueError: no such operation, or as the operation does.
+        RuntimeError: as the operation does.
+    """
+    from fast import _simt_trace
+
+    return record(_simt_trace, ladder, operation, arguments, named, block)
+
+
 @_on_device
 def reshape_and_cache(
     key: torch.Tensor,
@@ -286,6 +344,31 @@ def reshape_and_cache(
     Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
     """
     _cpu.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, torch.get_num_threads())
+
+
+@_on_device
+def copy_blocks(k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks within the cache of a layer, all pairs at the same time.
+
+    Args:
+        k_cache, v_cache: [N, B, Hkv, D], written in place.
+        block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
+
+    Name and meaning are those of vLLM's `csrc/cache_kernels.cu`.
+    """
+    for cache in (k_cache, v_cache):
+        swap_blocks(cache, cache, block_mapping)
+
+
+@_on_device
+def swap_blocks(source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor) -> None:
+    """Copies whole blocks from one cache to another: [Ns, B, Hkv, D] -> [Nt, B, Hkv, D].
+
+    Args:
+        source, target: of a layer's K or V, one of them in the host pool.
+        block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+    """
+    target.index_copy_(0, block_mapping[:, 1], source.index_select(0, block_mapping[:, 0]))
 
 
 @_on_device
@@ -574,6 +657,7 @@ def gelu(out: torch.Tensor, x: torch.Tensor) -> None:
     _cpu.gelu(out, x, torch.get_num_threads())
 
 
+@_on_device
 def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torch.Tensor) -> None:
     """Lets P of the R rows keep the logits of the tokens whose bit is set; all others become minus infinity.
 
@@ -592,6 +676,7 @@ def apply_token_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmasks: torc
     _cpu.apply_token_bitmask(logits, rows, bitmasks, torch.get_num_threads())
 
 
+@_on_device
 def process_logits(
     logits: torch.Tensor,
     rows: torch.Tensor,
@@ -648,6 +733,7 @@ def process_logits(
     )
 
 
+@_on_device
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -716,3 +802,20 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     if not all(0 <= word < 1 << 32 for word in (*counter, *key)):
         raise ValueError(f"philox4x32: expected unsigned 32-bit words, got counter {counter} and key {key}.")
     return _cpu.philox4x32(*counter, *key)
+
+
+def read_bandwidth(num_bytes: int = 1 << 29, seconds: float = 0.5) -> float:
+    """Bytes a second that the kernels' threads can read from memory, the best pass of about `seconds`.
+
+    Args:
+        num_bytes: size of the buffer, allocated for the call; several times the caches, or they are measured.
+
+    Raises:
+        ValueError: `num_bytes` is below 1.
+    """
+    return _cpu.read_bandwidth(num_bytes, seconds, torch.get_num_threads())
+
+
+def multiply_add_peak(seconds: float = 0.5) -> float:
+    """Floating-point operations a second in registers (a fused multiply-add is two), on all threads, with `isa()`."""
+    return _cpu.multiply_add_peak(seconds, torch.get_num_threads())

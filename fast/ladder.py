@@ -26,7 +26,8 @@ class Ladder:
     """All kernels of one device.
 
     Attributes:
-        module: the compiled module, `fast._simt`.
+        module: the compiled module: `fast._cuda`, on tensors of a GPU and its current stream, or `fast._simt`, the
+            emulator, on tensors of the CPU; the other attributes are the emulator's.
         seed: 0 runs the threads of a block in ascending order; any other number draws a new order for each round
             between two barriers. A correct kernel gives the same values for every seed.
         threads: OS threads that blocks are spread over.
@@ -43,8 +44,13 @@ class Ladder:
         """Raises ValueError for an unknown architecture, no thread at all, or a seed outside [0, 2 ** 64)."""
         if not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed: expected an unsigned 64-bit number, got {self.seed}.")
-        simulation = self.module.Simulation(self.seed, self.threads, self.architecture)
-        object.__setattr__(self, "_how", simulation)
+        is_gpu = (
+            self.module.__name__ == "fast._cuda"
+        )  # which has nothing to choose; launches go to the current stream
+        launch = (
+            self.module.Launch() if is_gpu else self.module.Launch(self.seed, self.threads, self.architecture)
+        )
+        object.__setattr__(self, "_how", launch)
 
     @property
     def rungs(self) -> Mapping[str, tuple[str, ...]]:
@@ -110,7 +116,7 @@ class Ladder:
         Args:
             key, value: [T, Hkv, D], rows.
             k_cache, v_cache: [N, B, Hkv, D], written in place.
-            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block.
+            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block. -1 writes nothing.
         """
         self.module.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, rung, self._how)
 
@@ -124,6 +130,20 @@ class Ladder:
             block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
         """
         self.module.copy_blocks(k_cache, v_cache, block_mapping, rung, self._how)
+
+    def swap_blocks(
+        self, source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor, rung: str = ""
+    ) -> None:
+        """Copies whole blocks from one cache to another, all pairs at the same time.
+
+        On a GPU one of the two may lie in pinned memory of the host.
+
+        Args:
+            source: [Ns, B, Hkv, D].
+            target: [Nt, B, Hkv, D], written in place; other memory than the source's.
+            block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+        """
+        self.module.swap_blocks(source, target, block_mapping, rung, self._how)
 
     def paged_attention(
         self,
@@ -251,3 +271,87 @@ class Ladder:
             x: [R, V], rows, V at least 1.
         """
         self.module.argmax(out, x, rung, self._how)
+
+    def philox(
+        self, out: torch.Tensor, seeds: torch.Tensor, output_positions: torch.Tensor, rung: str = ""
+    ) -> None:
+        """The random words of token ids 0 .. V-1: bit for bit those behind `reference.contracts.noise.gumbel_noise`.
+
+        Args:
+            out: int32 [R, V], rows, written: bit patterns of unsigned words.
+            seeds: int64 [R], bit patterns of unsigned 64-bit seeds.
+            output_positions: int64 [R], below 2 ** 32.
+        """
+        self.module.philox(out, seeds, output_positions, rung, self._how)
+
+    def process_logits(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        allowed_starts: torch.Tensor,
+        allowed_ids: torch.Tensor,
+        masked_starts: torch.Tensor,
+        masked_ids: torch.Tensor,
+        biased_starts: torch.Tensor,
+        biased_ids: torch.Tensor,
+        biases: torch.Tensor,
+        seen_starts: torch.Tensor,
+        seen_ids: torch.Tensor,
+        counts: torch.Tensor,
+        repetition_penalty: torch.Tensor,
+        presence_penalty: torch.Tensor,
+        frequency_penalty: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Masks, biases and penalties, float32 alone: arguments as in `kernels.process_logits`, ids of a list distinct.
+
+        Rungs are those of "penalties".
+        """
+        self.module.process_logits(
+            logits,
+            rows,
+            allowed_starts,
+            allowed_ids,
+            masked_starts,
+            masked_ids,
+            biased_starts,
+            biased_ids,
+            biases,
+            seen_starts,
+            seen_ids,
+            counts,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            rung,
+            self._how,
+        )
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seeds: torch.Tensor,
+        output_positions: torch.Tensor,
+        out: torch.Tensor,
+        rung: str = "",
+    ) -> None:
+        """Draws one token a row, computed in float64: arguments as in `kernels.sample`.
+
+        Rungs are those of "topk_topp_sample".
+        """
+        self.module.sample(
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seeds,
+            output_positions,
+            out,
+            rung,
+            self._how,
+        )

@@ -4,8 +4,8 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
-- On the CPU the model is recorded and replayed in one call, see `fast/cpu_forward.py`.
-- A step of greedy requests alone takes the largest logit where the head computes it: no logits are written.
+- The model is recorded and replayed in one call: `fast/cpu_forward.py` on the CPU, `fast/device_forward.py` on a GPU.
+- On the CPU a step of greedy requests alone takes the largest logit where the head computes it: no logits are written.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from fast import kernels
-from fast.attention import AttentionMetadata
 from fast.block_transfer import BlockTransfer
+from fast.cpu_forward import PlannedForward
+from fast.device_forward import DeviceForward
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
-from fast.cpu_forward import PlannedForward
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
@@ -74,17 +74,6 @@ def _accepted_token_ids(draft_token_ids: Sequence[int], drawn_token_ids: Sequenc
     return list(drawn_token_ids[: num_accepted + is_token])
 
 
-def _placed(step: StepInput) -> StepInput:
-    """The same in the memory that the kernels read."""
-    return replace(
-        step,
-        input_ids=kernels.place(step.input_ids),
-        positions=kernels.place(step.positions),
-        attention=AttentionMetadata(*map(kernels.place, vars(step.attention).values())),
-        logits_rows=kernels.place(step.logits_rows),
-    )
-
-
 class ModelRunner:
     """Holds the weights, the KV cache and the batch.
 
@@ -115,9 +104,8 @@ class ModelRunner:
                 for _ in range(model.num_hidden_layers)
             ]
             self.block_transfer = BlockTransfer(self.kv_caches, cache.num_host_blocks)
-        self.planned_forward = None
-        if self.device is None:
-            self.planned_forward = PlannedForward(self.model, self.kv_caches, config)
+        forward = PlannedForward if self.device is None else DeviceForward
+        self.forward = forward(self.model, self.kv_caches, config)
         self.batch = InputBatch(config)
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
@@ -133,11 +121,11 @@ class ModelRunner:
             self.block_transfer.execute(schedule)  # also in a step that does nothing but preempt
         if not schedule.num_scheduled_tokens:
             return ModelRunnerOutput(sampled_token_ids={})
-        step = _placed(self.batch.prepare_inputs(schedule))
+        step = self.batch.prepare_inputs(schedule)
         with torch.inference_mode():
+            step = self.forward.load(step)
             embeds = self._inputs_embeds(step)
-            # hidden is [T, C]
-            hidden = self._forward(step, embeds)
+            hidden = self.forward(step, embeds)  # [T, C]
             prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
             if not len(step.sampled_rows.requests):
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
@@ -169,15 +157,6 @@ class ModelRunner:
         # The sampler works in place on the rows it processes, and what is handed out is the model's.
         raw = logits.clone() if drawn is logits and changes and needs_raw else logits
         return self.sampler(drawn, metadata), raw
-
-    def _forward(self, step: StepInput, embeds: torch.Tensor | None) -> torch.Tensor:
-        """[T, C]; it holds until the next step."""
-        if self.planned_forward is not None:
-            return self.planned_forward(step, embeds)
-        hidden: torch.Tensor = self.model.forward(
-            step.input_ids, step.positions, self.kv_caches, step.attention, embeds
-        )
-        return hidden
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""

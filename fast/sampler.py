@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import torch
@@ -113,8 +112,7 @@ def _process_logits(logits: torch.Tensor, processed_rows: Mapping[int, Processed
     for row in rows:
         row._catch_up()
     masked = [masked_token_ids(row.params, row.output_token_ids) for row in rows]
-    kernels.process_logits(
-        logits,
+    steps = (
         torch.tensor(indices),
         *_as_lists([row._allowed for row in rows]),
         *_as_lists([np.fromiter(ids, dtype=np.int32, count=len(ids)) for ids in masked]),
@@ -126,6 +124,7 @@ def _process_logits(logits: torch.Tensor, processed_rows: Mapping[int, Processed
         torch.tensor([row.params.presence_penalty for row in rows], dtype=torch.float64),
         torch.tensor([row.params.frequency_penalty for row in rows], dtype=torch.float64),
     )
+    kernels.process_logits(logits, *map(kernels.place, steps))
 
 
 @dataclass(frozen=True)
@@ -153,25 +152,27 @@ class Sampler:
         Rows of `metadata.processed_rows` and `metadata.bitmasks` are changed in place.
         """
         if metadata.bitmasks:
-            rows = sorted(metadata.bitmasks)
-            bitmasks = torch.from_numpy(np.stack([metadata.bitmasks[r] for r in rows]))  # [P, cdiv(V, 32)]
-            kernels.apply_token_bitmask(logits, torch.tensor(rows), bitmasks)
+            masked = sorted(metadata.bitmasks)
+            bitmasks = torch.from_numpy(np.stack([metadata.bitmasks[r] for r in masked]))  # [P, cdiv(V, 32)]
+            kernels.apply_token_bitmask(logits, kernels.place(torch.tensor(masked)), kernels.place(bitmasks))
         if metadata.processed_rows:
             _process_logits(logits, metadata.processed_rows)
-        token_ids = torch.empty(len(logits), dtype=torch.int64)  # [R]
+        token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)  # [R]
         kernels.sample(
             logits,
-            metadata.temperature,
-            metadata.top_k,
-            metadata.top_p,
-            metadata.min_p,
-            metadata.seeds,
-            metadata.output_positions,
+            kernels.place(metadata.temperature),
+            kernels.place(metadata.top_k),
+            kernels.place(metadata.top_p),
+            kernels.place(metadata.min_p),
+            kernels.place(metadata.seeds),
+            kernels.place(metadata.output_positions),
             token_ids,
         )
-        sampled: list[int] = token_ids.tolist()
-        for r in chain(metadata.bitmasks, metadata.processed_rows):
+        if metadata.bitmasks or metadata.processed_rows:
             # Minus infinity is drawn only where there is nothing else.
-            if sampled[r] >= 0 and logits[r, sampled[r]] == -torch.inf:
-                sampled[r] = NO_TOKEN_LEFT
+            rows = kernels.place(torch.tensor(sorted({*metadata.bitmasks, *metadata.processed_rows})))
+            drawn = token_ids[rows]
+            has_none = (drawn >= 0) & (logits[rows, drawn.clamp(min=0)] == -torch.inf)
+            token_ids[rows] = drawn.masked_fill(has_none, NO_TOKEN_LEFT)
+        sampled: list[int] = token_ids.tolist()
         return sampled

@@ -21,7 +21,19 @@ class Tier:
         return None
 
     def default_device(self) -> str:
-        return "cpu"
+        """A GPU where one can be used. Without kernels for one, torch is not even asked."""
+        if find_spec("fast._cuda") is None:
+            return "cpu"
+        from fast import kernels
+
+        return "cpu" if kernels.why_no_gpu() else "cuda"
+
+    def kv_cache_memory(self, config: EngineConfig, checkpoint: Checkpoint, utilization: float) -> int | None:
+        if config.device != "cuda":
+            return None
+        from fast.device_memory import kv_cache_memory
+
+        return kv_cache_memory(config, checkpoint, utilization)
 
     def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager:
         from fast.kv_cache_manager import KVCacheManager

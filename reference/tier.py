@@ -17,6 +17,9 @@ class Tier:
     def default_device(self) -> str:
         return "cpu"
 
+    def kv_cache_memory(self, config: EngineConfig, checkpoint: Checkpoint, utilization: float) -> int | None:
+        return None
+
     def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager:
         from reference.kv_cache_manager import KVCacheManager
 

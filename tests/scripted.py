@@ -97,6 +97,9 @@ class ScriptedTier:
     def default_device(self) -> str:
         return self.tier.default_device()
 
+    def kv_cache_memory(self, config: EngineConfig, checkpoint: Checkpoint, utilization: float) -> None:
+        return None
+
     def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager:
         return self.tier.make_kv_cache_manager(config)
 

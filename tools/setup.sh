@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev; and browser.
+# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev | nvcc; and browser.
 # Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
-# TORCH_INDEX_URL names a package index with torch builds for the CPU.
+# TORCH_INDEX_URL names a package index with torch builds for the CPU, TWINFER_CUDA=AUTO|ON|OFF whether kernels for GPUs
+# are built (unset: where a GPU is visible).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -140,8 +141,13 @@ confirm_large_download() {
   [[ $answer == [yY]* ]] || die "stopped before the download: set TORCH_INDEX_URL, or YES=1 to take it"
 }
 
+# Kernels for GPUs take minutes to compile: only where there is one to run them, or TWINFER_CUDA says so.
 extension() {
-  run "the C++ extension (under a minute)" extension pip install --no-build-isolation --no-deps -e .
+  local cuda=${TWINFER_CUDA:-OFF} time="under a minute"
+  if [ -z "${TWINFER_CUDA:-}" ] && nvidia-smi -L 2>/dev/null | grep -q GPU; then cuda=AUTO; fi
+  if [ "$cuda" != OFF ]; then time="minutes, with kernels for the GPU"; fi
+  run "the C++ extension ($time)" extension pip install --no-build-isolation --no-deps \
+    -C cmake.define.TWINFER_CUDA="$cuda" -e .
   stamp extension
 }
 
@@ -153,6 +159,28 @@ dev() {
 app() {
   run "libraries of the app (a minute)" app install app
   stamp app
+}
+
+# The static checks of the CUDA kernels want one release of nvcc, whatever else the machine has. Not into site-packages:
+# nothing that runs needs it, and a CUDA build of torch brings packages of the same names.
+install_nvcc() {
+  rm -rf .venv/cuda .venv/cuda.new
+  mkdir -p .venv/cuda.new
+  # shellcheck disable=SC2046  # a list of words
+  pip install -c constraints.txt --target .venv/cuda.new $("$VENV_PYTHON" tools/requirements.py nvcc) &&
+    mv .venv/cuda.new .venv/cuda
+}
+
+nvcc() {
+  local found
+  if [ "$(uname -s)" != Linux ]; then
+    echo "nvcc: there is none for this system, its tests are skipped"
+  elif found=$("$VENV_PYTHON" tools/cuda_toolkit.py 2>/dev/null); then
+    echo "nvcc: $found is used"
+  else
+    run "nvcc from packages, for the static checks of the CUDA kernels (280 MB; a minute)" nvcc install_nvcc
+  fi
+  stamp nvcc
 }
 
 # The tests of the app drive a real browser. Without one they fail, and say the same as this.
@@ -172,6 +200,6 @@ browser() {
 }
 
 case "${1:-}" in
-check | venv | dependencies | extension | app | dev | browser) "$1" ;;
-*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | browser" ;;
+check | venv | dependencies | extension | app | dev | nvcc | browser) "$1" ;;
+*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | nvcc | browser" ;;
 esac

@@ -31,9 +31,23 @@ void copy_blocks(const CopyBlocksArguments<T>& args, int rung, cudaStream_t stre
          args);
 }
 
+template <class T>
+void swap_blocks(const SwapBlocksArguments<T>& args, int rung, cudaStream_t stream) {
+  if (args.num_pairs == 0 || args.block_elements == 0) return;
+  const bool fits = vectors_fit<T>(args.block_elements, {{args.source, 0}, {args.target, 0}});
+  if (choose_rung(rung, 2, fits) == 1) {
+    launch(swap_blocks_v1_element<T>, blocks_for(args.num_pairs * args.block_elements, kCopyThreads),
+           dim3(kCopyThreads), 0, stream, args);
+    return;
+  }
+  launch(swap_blocks_v2_vectorised<T>, dim3(static_cast<unsigned>(args.num_pairs)), dim3(kCopyThreads), 0, stream,
+         args);
+}
+
 #define INSTANTIATE(T)                                                             \
   template void cache_write(const CacheWriteArguments<T>&, int, cudaStream_t);     \
-  template void copy_blocks(const CopyBlocksArguments<T>&, int, cudaStream_t);
+  template void copy_blocks(const CopyBlocksArguments<T>&, int, cudaStream_t);     \
+  template void swap_blocks(const SwapBlocksArguments<T>&, int, cudaStream_t);
 TWINFER_FOR_EACH_TYPE(INSTANTIATE)
 #undef INSTANTIATE
 

@@ -10,13 +10,18 @@ const std::vector<Ladder>& ladders() {
       {"layer_norm", {"v1_naive", "v2_shuffle", "v3_welford"}},
       {"cache_write", {"v1_element", "v2_vectorised"}},
       {"copy_blocks", {"v1_element", "v2_vectorised"}},
-      {"paged_attention", {"v1_naive", "v2_shared_reduce", "v3_vectorised", "v4_split_kv", "v5_grouped"}},
-      {"prefill_attention", {"v1_naive"}},
+      {"paged_attention",
+       {"v1_naive", "v2_shared_reduce", "v3_vectorised", "v4_split_kv", "v5_grouped", "v6_tensor_cores"}},
+      {"prefill_attention", {"v1_naive", "v2_tiled", "v3_tensor_cores"}},
       {"silu_mul", {"v1_element", "v2_vectorised"}},
       {"gelu", {"v1_element", "v2_vectorised"}},
       {"rotary", {"v1_pair", "v2_token"}},
       {"softmax", {"v1_naive", "v2_shuffle", "v3_online"}},
       {"argmax", {"v1_naive", "v2_tree", "v3_shuffle"}},
+      {"swap_blocks", {"v1_element", "v2_vectorised"}},
+      {"philox", {"v1_word", "v2_block"}},
+      {"penalties", {"v1_naive", "v2_block"}},
+      {"topk_topp_sample", {"v1_naive", "v2_block", "v3_eight_way"}},
   };
   return all;
 }

@@ -25,6 +25,9 @@ const std::vector<Ladder>& ladders();
 // `name` as in ladders(), or empty for the best. Throws std::invalid_argument naming those there are.
 int rung_number(const std::string& operation, const std::string& name);
 
+// Launches a kernel that does nothing.
+void probe(cudaStream_t stream);
+
 // With a residual: residual += x, then out = rms_norm(residual).
 template <class T>
 void rms_norm(const RmsNormArguments<T>& args, int rung, cudaStream_t stream);
@@ -35,9 +38,9 @@ void cache_write(const CacheWriteArguments<T>& args, int rung, cudaStream_t stre
 template <class T>
 void copy_blocks(const CopyBlocksArguments<T>& args, int rung, cudaStream_t stream);
 
-// How many splits v4 and v5 make of the longest context, `max_context` positions.
+// How many splits v4 to v6 make of the longest context, `max_context` positions.
 int num_splits(int max_context);
-// `max_context`: the most positions that any query sees. Rungs 4 and 5 need the arguments' split memory.
+// `max_context`: the most positions that any query sees. Rungs from 4 on need the arguments' split memory.
 template <class T>
 void paged_attention(const PagedAttentionArguments<T>& args, int max_context, int rung, cudaStream_t stream);
 
@@ -55,5 +58,12 @@ template <class T>
 void softmax(const SoftmaxArguments<T>& args, int rung, cudaStream_t stream);
 template <class T>
 void argmax(const ArgmaxArguments<T>& args, int rung, cudaStream_t stream);
+
+template <class T>
+void swap_blocks(const SwapBlocksArguments<T>& args, int rung, cudaStream_t stream);
+void philox(const PhiloxArguments& args, int rung, cudaStream_t stream);
+void process_logits(const ProcessLogitsArguments& args, int rung, cudaStream_t stream);
+template <class T>
+void sample(const SampleArguments<T>& args, int rung, cudaStream_t stream);
 
 }  // namespace twinfer::device

@@ -10,6 +10,8 @@
 
 namespace twinfer::device {
 
+constexpr int kMostGridRows = 65535;                  // the second dimension of a grid holds no more
+
 inline dim3 blocks_for(int64_t items, int threads) {
   return dim3(static_cast<unsigned>((items + threads - 1) / threads));
 }
@@ -37,6 +39,19 @@ inline int choose_rung(int rung, int highest, bool fits) {
     throw std::invalid_argument(
         "rung: expected rows of a multiple of 16 bytes that start at multiples of 16 bytes, as 128-bit loads need; "
         "use a lower rung.");
+  }
+  return rung;
+}
+
+// `highest` is a rung on the tensor cores and the one before takes every call.
+template <class T>
+int choose_tensor_cores(int rung, int highest, int head_dim, bool fits) {
+  const bool takes = sizeof(T) == 2 && fits && (head_dim == 64 || head_dim == 128);
+  if (rung == kBestRung) return takes ? highest : highest - 1;
+  if (rung == highest && !takes) {
+    throw std::invalid_argument(
+        "rung: the tensor cores take float16 and bfloat16 with a head dim D of 64 or 128 whose rows start at multiples "
+        "of 16 bytes; use a lower rung.");
   }
   return rung;
 }

@@ -55,6 +55,15 @@ struct CopyBlocksArguments {
 };
 
 template <class T>
+struct SwapBlocksArguments {
+  const T* source;                // [Ns, B*Hkv*D]
+  T* target;                      // [Nt, B*Hkv*D]
+  const int64_t* pairs;           // [P, 2], block of the source, block of the target
+  int num_pairs;                  // P
+  int64_t block_elements;         // B * Hkv * D
+};
+
+template <class T>
 struct PagedAttentionArguments {
   T* out;                         // [S, H*D]
   const T* query;                 // [S, H*D]
@@ -144,6 +153,53 @@ struct ArgmaxArguments {
   int64_t x_stride;
   int num_rows;                   // R
   int row_size;                   // V
+};
+
+struct PhiloxArguments {
+  int32_t* out;                   // [R, V], bit patterns of unsigned words
+  const int64_t* seeds;           // [R], bit patterns of unsigned numbers
+  const int64_t* output_positions;    // [R], below 2^32
+  int64_t out_stride;
+  int num_rows;                   // R
+  int vocab_size;                 // V
+};
+
+// Lists of unequal length, one for each processed row: list p is ids[starts[p] : starts[p + 1]].
+struct IdLists {
+  const int64_t* starts;          // [P + 1]
+  const int32_t* ids;
+};
+
+struct ProcessLogitsArguments {
+  float* logits;                  // [R, V], changed in place
+  int64_t logits_stride;
+  const int64_t* rows;            // [P], ascending: the rows to process
+  IdLists allowed;                // ascending ids; an empty list allows all
+  IdLists masked;                 // distinct ids, as in those below
+  IdLists biased;
+  const double* biases;           // one for each biased id
+  IdLists seen;                   // ids that penalties look at
+  const int32_t* counts;          // one for each seen id: how often it is in the output
+  const double* repetition_penalty;   // [P]
+  const double* presence_penalty;     // [P]
+  const double* frequency_penalty;    // [P]
+  int num_processed;              // P
+  int vocab_size;                 // V
+};
+
+template <class T>
+struct SampleArguments {
+  const T* logits;                // [R, V]
+  int64_t logits_stride;
+  const double* temperature;      // [R]
+  const int32_t* top_k;           // [R], 0 or -1 = off
+  const double* top_p;            // [R]
+  const double* min_p;            // [R], 0 = off
+  const int64_t* seeds;           // [R], bit patterns of unsigned numbers
+  const int64_t* output_positions;    // [R]
+  int64_t* out;                   // [R], -1 for a row with a NaN
+  int num_rows;                   // R
+  int vocab_size;                 // V
 };
 
 }  // namespace twinfer::device

@@ -1,15 +1,16 @@
-// The one header every kernel includes: CUDA under nvcc, the emulator (csrc/simt) under any other compiler.
+// The one header every kernel includes: CUDA under nvcc, the emulator (csrc/simt) under any other compiler, unless
+// TWINFER_CUDA says that it compiles the host's side of a CUDA build.
 //
-// Four spellings differ from plain CUDA, so that one source serves both:
+// Some spellings differ from plain CUDA, so that one source serves both:
 //   SHARED_ARRAY(float, tile, [4][64]);     for  __shared__ float tile[4][64];
 //   DYNAMIC_SHARED(float, logits);          for  extern __shared__ float logits[];
 //   device::launch(kernel, grid, block, shared_bytes, stream, arguments...);    for  kernel<<<...>>>(arguments...)
 //   cp_async16, cp_async_commit, cp_async_wait<N>, mma_m16n8k16                 for  the PTX they stand for
 #pragma once
 
-#if !defined(__CUDACC__)
+#if !defined(__CUDACC__) && !defined(TWINFER_CUDA)
 #include "simt/device.h"
-#else
+#else  // nvcc, or a host compiler that only calls what nvcc compiled
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -24,13 +25,19 @@
   extern __shared__ __align__(16) unsigned char name##_bytes[];    \
   T* const name = reinterpret_cast<T*>(name##_bytes)
 
+#define WATCH(name, value) static_cast<void>(0)
+
 namespace twinfer::device {
+
+template <class T>
+void name_memory(const char*, const T*, size_t) {}
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
+#if defined(__CUDACC__)
 // Throws std::runtime_error when the launch is refused. What goes wrong while the kernel runs is reported by a later
 // call, as always in CUDA.
 template <class... Parameters, class... Arguments>
@@ -45,9 +52,11 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic
   kernel<<<grid, block, dynamic_shared, stream>>>(static_cast<Parameters>(arguments)...);
   check(cudaGetLastError(), "kernel launch");
 }
+#endif
 
 }  // namespace twinfer::device
 
+#if defined(__CUDACC__)
 // 16 bytes from global to shared memory that pass no register; there when cp_async_wait says so.
 __device__ __forceinline__ void cp_async16(void* shared, const void* global) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
@@ -72,5 +81,6 @@ __device__ __forceinline__ void cp_async_wait() {
 TWINFER_MMA(__half, "f16")
 TWINFER_MMA(__nv_bfloat16, "bf16")
 #undef TWINFER_MMA
+#endif
 
 #endif

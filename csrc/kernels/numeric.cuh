@@ -50,4 +50,15 @@ __device__ __forceinline__ void store_vector(T* address, const float (&x)[kVecto
   *reinterpret_cast<Packed<T>*>(address) = packed;
 }
 
+// Bits as they are, from one place to the other.
+template <class T>
+__device__ __forceinline__ void copy_vector(T* to, const T* from) {
+  *reinterpret_cast<Packed<T>*>(to) = *reinterpret_cast<const Packed<T>*>(from);
+}
+
+template <class T>
+__device__ __forceinline__ void clear_vector(T* to) {
+  *reinterpret_cast<Packed<T>*>(to) = Packed<T>{};
+}
+
 }  // namespace twinfer::device

@@ -18,6 +18,9 @@
 // v5_grouped           256 positions of one      16 (256 + 4 D) B    K and V are loaded once for 4 query heads of the
 //                      sequence and 4 of the G                       group and not 4 times
 //                      heads of a KV head
+// v6_tensor_cores      256 positions of one      256 (D + 10) B      float16 and bfloat16: sums over D and over positions
+//                      sequence and 16 of the G                      happen inside the tensor cores, and not by a shuffle
+//                      heads of a KV head                            for every power of two; one load for 16 heads
 //
 // D = 64 and D = 128 are compiled apart with 128-bit loads (rows must then start at multiples of 16 bytes); any other D
 // up to 256 takes one path in which a warp reads a position number by number.
@@ -27,6 +30,7 @@
 #include "kernels/numeric.cuh"
 #include "kernels/paged_cache.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/tensor_core.cuh"
 
 namespace twinfer::device {
 
@@ -69,6 +73,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v1_naive(Pa
     for (int d = 0; d < a.head_dim; ++d) {
       weighted[d] = weighted[d] * shrink + weight * to_float(a.v_cache[offset + d]);
     }
+    WATCH("largest", largest);
+    WATCH("sum", sum);
   }
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = 0; d < a.head_dim; ++d) out[d] = from_float<T>(sum > 0.0f ? weighted[d] / sum : 0.0f);
@@ -104,6 +110,8 @@ __global__ void __launch_bounds__(kAttentionThreads) paged_attention_v2_shared_r
     sum += logits[i];
   }
   sum = block_reduce_tree<Sum, kAttentionThreads>(sum, scratch);   // its barriers also publish the weights
+  WATCH("largest", largest);
+  WATCH("sum", sum);
   T* out = a.out + seq * a.out_stride + int64_t{head} * a.head_dim;
   for (int d = tid; d < a.head_dim; d += kAttentionThreads) {
     float weighted = 0.0f;
@@ -213,6 +221,8 @@ __device__ __forceinline__ SoftmaxState<kHeads> attend_weights(int size, float* 
       sum += weight;
     }
     state.sum[h] = block_reduce_shuffle<Sum, kAttentionThreads>(sum, scratch);   // also publishes the weights
+    WATCH("largest", state.largest[h]);
+    WATCH("sum", state.sum[h]);
   }
   return state;
 }
@@ -330,7 +340,100 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
                                            min(kGroupedHeads, group - first), static_cast<int>(blockIdx.z));
 }
 
-// The second kernel of v4 and v5, grid (H, S): the splits' means, weighed by their sums on one scale.
+// ---- v6: the tensor cores ---------------------------------------------------------------------------------------
+
+constexpr int kMmaKeys = 16;                          // that a warp takes at once
+
+// What the warps bring together. Rows lie 8 floats further apart than they are long, so that the pairs of floats which
+// 16 lanes write at once fall into 32 banks.
+template <int kHeadDim>
+struct MmaScratch {
+  float largest[kAttentionWarps][kMmaRows], sum[kAttentionWarps][kMmaRows];
+  float2 weighted[kAttentionWarps][kMmaRows][kHeadDim / 2 + 4];   // in the order of the products' columns
+};
+
+// One warp's share of a split: every fourth 16 positions.
+template <class T, int kHeadDim>
+__device__ __forceinline__ void mma_attend(const PagedAttentionArguments<T>& a, int seq, int kv_head, int first_head,
+                                           int heads, Span span, MmaScratch<kHeadDim>& scratch) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int row = lane / 4, column = lane % 4 * 2;
+  const T* query = a.query + seq * a.query_stride + int64_t{first_head} * a.head_dim;
+  MmaAttention<T, kHeadDim> mma;
+  mma.begin({row < heads ? query + int64_t{row} * a.head_dim : nullptr,
+             row + 8 < heads ? query + int64_t{row + 8} * a.head_dim : nullptr});
+  const auto at = [&](const T* cache, int position) {
+    return position < span.end ? cache + cache_offset(a, seq, kv_head, position) : nullptr;
+  };
+  for (int begin = span.begin + warp * kMmaKeys; begin < span.end; begin += kAttentionWarps * kMmaKeys) {
+    float logits[2][4] = {};
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      mma.multiply_keys(at(a.k_cache, begin + 8 * t + row), logits[t]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool seen = begin + 8 * t + column + i % 2 < span.end;
+        logits[t][i] = seen ? logits[t][i] * a.scale : Max::kIdentity;
+      }
+    }
+    mma.weigh(logits);
+    mma.add_values(logits[0], logits[1], {at(a.v_cache, begin + column), at(a.v_cache, begin + column + 1),
+                                          at(a.v_cache, begin + column + 8), at(a.v_cache, begin + column + 9)});
+  }
+  mma.finish();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (column == 0) {                                // the four lanes of a row have the same
+      scratch.largest[warp][row + 8 * r] = mma.largest[r];
+      scratch.sum[warp][row + 8 * r] = mma.sum[r];
+    }
+#pragma unroll
+    for (int tile = 0; tile < kHeadDim / 8; ++tile) {
+      scratch.weighted[warp][row + 8 * r][4 * tile + column / 2] =
+          make_float2(mma.weighted[tile][2 * r], mma.weighted[tile][2 * r + 1]);
+    }
+  }
+  __syncthreads();
+}
+
+// Grid (Hkv * ceil(G / 16), S, P). T is __half or __nv_bfloat16.
+template <class T, int kHeadDim>
+__global__ void __launch_bounds__(kAttentionThreads, 3) paged_attention_v6_tensor_cores(PagedAttentionArguments<T> a) {
+  using Scratch = MmaScratch<kHeadDim>;
+  SHARED_ARRAY(Scratch, scratch, [1]);
+  const int group = a.num_heads / a.num_kv_heads;     // G
+  const int parts = (group + kMmaRows - 1) / kMmaRows;
+  const int kv_head = static_cast<int>(blockIdx.x) / parts, seq = static_cast<int>(blockIdx.y);
+  const int skipped = static_cast<int>(blockIdx.x) % parts * kMmaRows, heads = min(kMmaRows, group - skipped);
+  const int first_head = kv_head * group + skipped, split = static_cast<int>(blockIdx.z);
+  Span span = visible_span(a, seq);
+  span.begin += split * kSplitTokens;
+  span.end = min(span.end, span.begin + kSplitTokens);
+  if (span.size() <= 0) return;                       // the whole block: a longer sequence has this split
+  mma_attend<T, kHeadDim>(a, seq, kv_head, first_head, heads, span, scratch[0]);
+  for (int i = static_cast<int>(threadIdx.x); i < heads * kHeadDim; i += kAttentionThreads) {
+    const int h = i / kHeadDim, d = i % kHeadDim;
+    const int column = (d / 64 * 8 + d % 8) * 8 + d % 64 / 8;         // of all products side by side
+    float largest = scratch[0].largest[0][h], sum = 0.0f, weighted = 0.0f;
+#pragma unroll
+    for (int warp = 1; warp < kAttentionWarps; ++warp) largest = fmaxf(largest, scratch[0].largest[warp][h]);
+#pragma unroll
+    for (int warp = 0; warp < kAttentionWarps; ++warp) {
+      const float weight = expf(scratch[0].largest[warp][h] - largest);
+      const float2 pair = scratch[0].weighted[warp][h][column / 2];
+      sum += scratch[0].sum[warp][h] * weight;
+      weighted += (column % 2 == 0 ? pair.x : pair.y) * weight;
+    }
+    const int64_t out = (int64_t{seq} * a.num_heads + first_head + h) * a.num_splits + split;
+    a.split_out[out * kHeadDim + d] = weighted / sum;
+    if (d == 0) {
+      a.split_max[out] = largest;
+      a.split_sum[out] = sum;
+    }
+  }
+}
+
+// The second kernel of v4 to v6, grid (H, S): the splits' means, weighed by their sums on one scale.
 template <class T>
 __global__ void __launch_bounds__(kAttentionThreads) paged_attention_join(PagedAttentionArguments<T> a) {
   const int head = static_cast<int>(blockIdx.x), seq = static_cast<int>(blockIdx.y);

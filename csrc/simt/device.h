@@ -28,8 +28,10 @@
   static const char name##_declaration = 0;                                                               \
   using name##_type = T dims;                                                                             \
   name##_type& name = *static_cast<name##_type*>(                                                         \
-      ::twinfer::simt::static_shared(&name##_declaration, sizeof(name##_type), ::twinfer::simt::Site()))
-#define DYNAMIC_SHARED(T, name) T* const name = static_cast<T*>(::twinfer::simt::dynamic_shared())
+      ::twinfer::simt::static_shared(                                                                     \
+          &name##_declaration, sizeof(name##_type), #name, ::twinfer::simt::value_type<T>(), ::twinfer::simt::Site()))
+#define DYNAMIC_SHARED(T, name) \
+  T* const name = static_cast<T*>(::twinfer::simt::dynamic_shared(#name, ::twinfer::simt::value_type<T>()))
 
 // ---- the host's side -------------------------------------------------------------------------------------------
 
@@ -40,6 +42,10 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 
+namespace twinfer::device {
+inline void check(cudaError_t, const char*) {}
+}  // namespace twinfer::device
+
 template <class T>
 cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t offset = 0) {
   std::memcpy(reinterpret_cast<char*>(&symbol) + offset, from, bytes);
@@ -48,11 +54,18 @@ cudaError_t cudaMemcpyToSymbol(T& symbol, const void* from, size_t bytes, size_t
 
 namespace twinfer::device {
 
+template <class T>
+void name_memory(const char* name, const T* data, size_t elements) {
+  if (simt::active_trace() == nullptr) return;
+  simt::active_trace()->name_memory(name, data, elements * sizeof(T), simt::value_type<T>());
+}
+
 // Arguments are evaluated once and copied to the types of the kernel's parameters, as in a real launch.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_shared, cudaStream_t,
             Arguments... arguments) {
-  simt::run_grid({grid, block, dynamic_shared}, [=] { kernel(static_cast<Parameters>(arguments)...); });
+  const auto call = [=] { kernel(static_cast<Parameters>(arguments)...); };
+  simt::run_grid({grid, block, dynamic_shared, &call, sizeof call}, std::cref(call));
 }
 
 }  // namespace twinfer::device
@@ -107,7 +120,7 @@ T shuffle(const char* name, unsigned mask, T value, int source, int width, Site 
   check_source_lane(name, mask, source, site);
   const uint64_t word = to_word(value);
   uint64_t moved;
-  warp_operation(name, mask, {&word, &moved, source}, &shuffle_lanes, site);
+  warp_operation(name, mask, {&word, &moved, source, value_type<T>()}, &shuffle_lanes, site);
   T result;
   std::memcpy(&result, &moved, sizeof result);
   return result;
@@ -253,11 +266,17 @@ inline __nv_bfloat162 atomicAdd(__nv_bfloat162* p, __nv_bfloat162 v) {
   return twinfer::simt::atomic_update<uint32_t>(p, [v](__nv_bfloat162 old) { return __hadd2(old, v); });
 }
 
+#define WATCH(name, value) \
+  ::twinfer::simt::watch(name, ::twinfer::simt::to_word(value), ::twinfer::simt::value_type<decltype(value)>(), {})
+
 // ---- arithmetic ------------------------------------------------------------------------------------------------
 
 using std::max;
 using std::min;
 
+// Rounded to nearest on their own: never fused with a neighbour, here by -ffp-contract=off.
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }

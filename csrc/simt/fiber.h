@@ -25,6 +25,11 @@ class Context {
   // Runs `target` until something switches back here. `finished`: nothing ever will.
   void switch_to(Context& target, bool finished = false);
 
+  bool is_on_stack(const void* address) const {
+    const auto* byte = static_cast<const char*>(address);
+    return byte >= static_cast<const char*>(stack_) && byte < static_cast<const char*>(stack_) + stack_bytes_;
+  }
+
  protected:
   // To be called first on a new stack: tells the sanitizers whose stack it came from.
   static void arrive_from(Context& previous);

@@ -109,11 +109,12 @@ class Machine {
  public:
   void begin(const Shape& shape, const std::function<void()>& kernel, const Options& options, uint64_t seed);
   void run_block(uint3 index);
-  void end();
+  void end(bool abandoned);
 
-  void* static_shared(const char* declaration, size_t bytes, Site site);
-  void* dynamic_shared() {
+  void* static_shared(const char* declaration, size_t bytes, const char* name, ValueType type, Site site);
+  void* dynamic_shared(const char* name, ValueType type) {
     sanitizers::happens_after(&allocation_tag_);
+    if (trace_ != nullptr) trace_->shared_array(name, dynamic_, shape_.dynamic_shared, type);
     return dynamic_;
   }
   int sync_threads(bool predicate, Site site);
@@ -122,6 +123,12 @@ class Machine {
   void check_source_lane(const char* name, unsigned mask, int source, Site site);
   unsigned lane() const { return current_->number % kWarp; }
   Thread& current() { return *current_; }
+  Trace* trace() { return trace_; }
+  bool is_running() const { return current_ != nullptr; }
+  template <class In>
+  bool is_parameter(In in) const {
+    return in(shape_.parameters, shape_.parameter_bytes) || in(kernel_, sizeof *kernel_);
+  }
   [[noreturn]] void fail(const Thread& thread, Site site, const std::string& what) const;
 
   // While it lives the machine's own allocations belong to the runner: ThreadSanitizer would otherwise see one CUDA
@@ -149,6 +156,7 @@ class Machine {
   void check_shared(size_t bytes, Site site) const;
   std::string waiting_text(const Thread& thread) const;
   [[noreturn]] void report_deadlock() const;
+  void* take_race_thread();
   void keep_race_threads();
   void drop_race_threads();
 
@@ -158,13 +166,15 @@ class Machine {
   Thread* current_ = nullptr;
   Context runner_;
   void* runner_thread_ = nullptr;                    // ThreadSanitizer's
-  std::vector<void*> ended_race_threads_;
+  std::vector<void*> ended_race_threads_;            // of this launch
+  std::vector<void*> idle_race_threads_;             // of earlier ones
   std::exception_ptr error_;
 
   Shape shape_{};
   const std::function<void()>* kernel_ = nullptr;
   Options options_;
   std::mt19937_64 random_;
+  Trace* trace_ = nullptr;
 
   std::vector<Memory> arenas_;                       // shared memory
   std::vector<SharedArray> arrays_;
@@ -191,6 +201,7 @@ void Machine::begin(const Shape& shape, const std::function<void()>& kernel, con
   options_ = options;
   random_.seed(seed);
   error_ = nullptr;
+  trace_ = active_trace();
   runner_thread_ = sanitizers::current_thread();
   blockDim = shape.block;
   gridDim = shape.grid;
@@ -209,12 +220,14 @@ void Machine::begin(const Shape& shape, const std::function<void()>& kernel, con
 void Machine::run_block(uint3 index) {
   blockIdx = index;
   prepare_threads();
+  if (trace_ != nullptr) trace_->begin_block(index);
   Memory dynamic = poisoned(shape_.dynamic_shared);
   dynamic_ = dynamic.get();
   shared_bytes_ = shape_.dynamic_shared;
   arenas_.push_back(std::move(dynamic));
   sanitizers::happens_before(&allocation_tag_);
   run_rounds();
+  if (trace_ != nullptr) trace_->end_block();
   // Under race detection memory lives until the launch ends: blocks are not ordered, though they run in turn, and must
   // not seem to meet in an address that one got after the other.
   if (!sanitizers::kRaces) arenas_.clear();
@@ -222,11 +235,15 @@ void Machine::run_block(uint3 index) {
   keep_race_threads();
 }
 
-void Machine::end() {
+void Machine::end(bool abandoned) {
   arenas_.clear();
   arrays_.clear();
   keep_race_threads();            // of a block that was abandoned
-  drop_race_threads();
+  if (abandoned) return drop_race_threads();
+  // Making them takes ThreadSanitizer most of its time. The next launch comes after this one in any case, so it may
+  // have them again; one that stopped in the middle of a kernel is of no more use.
+  idle_race_threads_.insert(idle_race_threads_.end(), ended_race_threads_.begin(), ended_race_threads_.end());
+  ended_race_threads_.clear();
 }
 
 void Machine::prepare_threads() {
@@ -235,7 +252,7 @@ void Machine::prepare_threads() {
   warps_.resize((count + kWarp - 1) / kWarp);
   for (Thread* thread : order_) {
     thread->fiber.reset(&Machine::fiber_entry);
-    thread->race_thread = sanitizers::new_thread();
+    thread->race_thread = take_race_thread();
     thread->state = State::kReady;
     thread->open_copies.clear();
     thread->copy_groups.clear();
@@ -256,6 +273,7 @@ void Machine::fiber_entry() {
     self.error_ = std::current_exception();
   }
   sanitizers::happens_before(&done_tag);
+  if (self.trace_ != nullptr) self.trace_->settle(thread.number);
   thread.state = State::kExited;
   ++self.exited_;
   self.warp_of(thread).exited |= 1u << thread.number % kWarp;
@@ -283,6 +301,7 @@ void Machine::resume(Thread& thread) {
   threadIdx = thread.index;
   sanitizers::switch_to(thread.race_thread);
   runner_.switch_to(thread.fiber);
+  current_ = nullptr;
 }
 
 void Machine::wait() {
@@ -338,7 +357,7 @@ void Machine::check_shared(size_t bytes, Site site) const {
   }
 }
 
-void* Machine::static_shared(const char* declaration, size_t bytes, Site site) {
+void* Machine::static_shared(const char* declaration, size_t bytes, const char* name, ValueType type, Site site) {
   void* data = nullptr;
   {
     const AsRunner guard(*this);
@@ -351,6 +370,7 @@ void* Machine::static_shared(const char* declaration, size_t bytes, Site site) {
       arenas_.push_back(poisoned(bytes));
       data = arenas_.back().get();
       arrays_.push_back({declaration, data});
+      if (trace_ != nullptr) trace_->shared_array(name, data, bytes, type);
       sanitizers::happens_before(&allocation_tag_);
     }
   }
@@ -360,6 +380,7 @@ void* Machine::static_shared(const char* declaration, size_t bytes, Site site) {
 
 int Machine::sync_threads(bool predicate, Site site) {
   Thread& thread = *current_;
+  if (trace_ != nullptr) trace_->barrier(thread.number, site);
   if (arrived_ == 0) {
     first_arrived_ = &thread;
   } else if (first_arrived_->site != site) {
@@ -424,6 +445,7 @@ unsigned Machine::lanes_waiting_with(const Thread& thread, const char* name, uns
 void Machine::warp_operation(const char* name, unsigned mask, const Lane& lane_data, Combine combine, Site site) {
   Thread& thread = *current_;
   check_warp_operation(thread, name, mask, site);
+  if (trace_ != nullptr) trace_->warp_operation(thread.number, name, lane_data, site);
   Warp& warp = warp_of(thread);
   const unsigned together = lanes_waiting_with(thread, name, mask, site) | 1u << lane();
   warp.uniform = together == (warp.waiting | 1u << lane());
@@ -468,6 +490,13 @@ void Machine::check_source_lane(const char* name, unsigned mask, int source, Sit
   if (readable >> source & 1) return;
   fail(*current_, site, std::string(name) + " with mask " + hex(mask) + " reads lane " + std::to_string(source) +
        ", which takes no part.");
+}
+
+void* Machine::take_race_thread() {
+  if (idle_race_threads_.empty()) return sanitizers::new_thread();
+  void* thread = idle_race_threads_.back();
+  idle_race_threads_.pop_back();
+  return thread;
 }
 
 void Machine::keep_race_threads() {
@@ -555,7 +584,7 @@ void run_blocks(Launch& launch) {
   }
   // The order matters: the threads' writes to shared memory come before it is freed.
   sanitizers::happens_after(&done_tag);
-  if (begun) machine->end();
+  if (begun) machine->end(launch.failed);
   machine = nullptr;
   pool().put_back(std::move(taken));
 }
@@ -582,8 +611,9 @@ void run_grid(const Shape& shape, const std::function<void()>& kernel) {
   check_shape(shape, *current.limits);
   Launch launch{shape, kernel, current, uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z};
   sanitizers::happens_before(&launch_tag);
-  // Race detection wants one: the two tags of a launch are all it knows about OS threads.
-  const uint64_t wanted = sanitizers::kRaces ? 1 : static_cast<uint64_t>(std::max(1, current.os_threads));
+  if (active_trace() != nullptr) active_trace()->begin_launch(shape);
+  // Race detection wants one: the two tags of a launch are all it knows about OS threads. So does a trace.
+  const uint64_t wanted = sanitizers::kRaces || active_trace() != nullptr ? 1 : static_cast<uint64_t>(std::max(1, current.os_threads));
   std::vector<std::thread> helpers;
   while (helpers.size() + 1 < std::min(wanted, launch.num_blocks)) {
     try {
@@ -597,10 +627,10 @@ void run_grid(const Shape& shape, const std::function<void()>& kernel) {
   if (launch.error) std::rethrow_exception(launch.error);
 }
 
-void* static_shared(const char* declaration, size_t bytes, Site site) {
-  return machine->static_shared(declaration, bytes, site);
+void* static_shared(const char* declaration, size_t bytes, const char* name, ValueType type, Site site) {
+  return machine->static_shared(declaration, bytes, name, type, site);
 }
-void* dynamic_shared() { return machine->dynamic_shared(); }
+void* dynamic_shared(const char* name, ValueType type) { return machine->dynamic_shared(name, type); }
 int sync_threads(bool predicate, Site site) { return machine->sync_threads(predicate, site); }
 void warp_operation(const char* name, unsigned mask, const Lane& lane, Combine combine, Site site) {
   machine->warp_operation(name, mask, lane, combine, site);
@@ -615,6 +645,10 @@ void copy_async(void* to, const void* from, size_t bytes, Site site) {
   const auto address = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
   if (address % bytes != 0) {
     machine->fail(machine->current(), site, "cp.async of " + std::to_string(bytes) + " bytes is misaligned.");
+  }
+  if (Trace* trace = machine->trace()) {
+    trace->access(thread_number(), site, "cp.async", from, bytes, Did::kRead);
+    trace->access(thread_number(), site, "cp.async", to, bytes, Did::kWrite);
   }
   const Machine::AsRunner guard(*machine);
   machine->current().open_copies.push_back({to, from, bytes});
@@ -635,6 +669,23 @@ void copy_async_wait(size_t newest_left) {
     groups.pop_front();
   }
 }
+
+void watch(const char* name, uint64_t bits, ValueType type, Site site) {
+  if (Trace* trace = machine->trace()) trace->watch(thread_number(), name, bits, type, site);
+}
+
+bool is_kernel_memory(const void* address) {
+  if (machine == nullptr || !machine->is_running()) return false;
+  const auto in = [address](const void* begin, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(address) - reinterpret_cast<uintptr_t>(begin) < bytes;
+  };
+  if (in(&threadIdx, sizeof threadIdx) || in(&blockIdx, sizeof blockIdx) || in(&blockDim, sizeof blockDim) ||
+      in(&gridDim, sizeof gridDim)) {
+    return false;
+  }
+  return !machine->is_parameter(in) && !machine->current().fiber.is_on_stack(address);
+}
+unsigned thread_number() { return machine->current().number; }
 
 void memory_fence() {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);

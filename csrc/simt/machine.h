@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "simt/trace.h"
 #include "simt/types.h"
 
 namespace twinfer::simt {
@@ -61,6 +62,9 @@ struct Shape {
   dim3 grid;
   dim3 block;
   size_t dynamic_shared;          // bytes
+  // Where the kernel's parameters lie. On a GPU that is constant memory, so a trace leaves them out.
+  const void* parameters = nullptr;
+  size_t parameter_bytes = 0;
 };
 
 // Runs `kernel` once for each thread of the grid and returns when all have ended. Throws the first Error; the rest of
@@ -70,8 +74,9 @@ void run_grid(const Shape& shape, const std::function<void()>& kernel);
 // ---- what kernels call, through device.h -----------------------------------------------------------------------
 
 // Memory of this block, poisoned with 0xFF bytes (NaN) when the block starts. One address a declaration and block.
-void* static_shared(const char* declaration, size_t bytes, Site site);
-void* dynamic_shared();
+// `name` and `type` are for a trace.
+void* static_shared(const char* declaration, size_t bytes, const char* name, ValueType type, Site site);
+void* dynamic_shared(const char* name, ValueType type);
 
 // Returns how many threads of the block brought a predicate that holds.
 int sync_threads(bool predicate, Site site);
@@ -81,6 +86,7 @@ struct Lane {
   const void* in;
   void* out;
   int source;
+  ValueType type = ValueType::kNone;  // of the value that a shuffle moves, for a trace
 };
 // Computes the results of all lanes in `mask` when the last has arrived.
 using Combine = void (*)(Lane* lanes, unsigned mask);
@@ -97,6 +103,16 @@ int lane_index();
 void copy_async(void* to, const void* from, size_t bytes, Site site);
 void copy_async_commit();
 void copy_async_wait(size_t newest_left);
+
+// A register by name, for a trace.
+void watch(const char* name, uint64_t bits, ValueType type, Site site);
+
+// ---- what the hooks of a traced kernel ask ---------------------------------------------------------------------
+
+// Whether a CUDA thread is running and the address is neither on its stack nor a parameter of the kernel nor one of the
+// builtin variables.
+bool is_kernel_memory(const void* address);
+unsigned thread_number();       // of the running thread in its block
 
 void memory_fence();
 [[noreturn]] void trap(Site site);

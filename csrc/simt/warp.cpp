@@ -44,14 +44,22 @@ float half_word(MmaType type, uint32_t word, int which) {
 
 // Where the PTX ISA ("Matrix fragments for mma.m16n8k16") puts element (row, k) of A, (k, col) of B and (row, col) of
 // C: lane, register, and which half of the register.
-float a_element(MmaType type, const Lane* lanes, int row, int k) {
-  const auto& fragment = *static_cast<const MmaFragment*>(lanes[row % 8 * 4 + k % 8 / 2].in);
-  return half_word(type, fragment.a[row / 8 + 2 * (k / 8)], k % 2);
-}
-float b_element(MmaType type, const Lane* lanes, int k, int col) {
-  const auto& fragment = *static_cast<const MmaFragment*>(lanes[col * 4 + k % 8 / 2].in);
-  return half_word(type, fragment.b[k / 8], k % 2);
-}
+struct Matrices {
+  float a[16][16], b[8][16];      // B by columns
+
+  Matrices(MmaType type, const Lane* lanes) {
+    for (int k = 0; k < 16; ++k) {
+      for (int row = 0; row < 16; ++row) {
+        const auto& fragment = *static_cast<const MmaFragment*>(lanes[row % 8 * 4 + k % 8 / 2].in);
+        a[row][k] = half_word(type, fragment.a[row / 8 + 2 * (k / 8)], k % 2);
+      }
+      for (int col = 0; col < 8; ++col) {
+        const auto& fragment = *static_cast<const MmaFragment*>(lanes[col * 4 + k % 8 / 2].in);
+        b[col][k] = half_word(type, fragment.b[k / 8], k % 2);
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -88,12 +96,12 @@ void reduce_lanes(Lane* lanes, unsigned mask) {
 // D = A B + C with A [16, 16], B [16, 8], C and D [16, 8]. Products are exact in float32 and summed in ascending k; the
 // order on a GPU is not documented, so compare by tolerance.
 void mma_m16n8k16_lanes(Lane* lanes, unsigned) {
-  const auto type = static_cast<MmaType>(lanes[0].source);
+  const Matrices matrices(static_cast<MmaType>(lanes[0].source), lanes);
   for (int row = 0; row < 16; ++row) {
     for (int col = 0; col < 8; ++col) {
       const int lane = row % 8 * 4 + col / 2, index = row / 8 * 2 + col % 2;
       float sum = static_cast<const MmaFragment*>(lanes[lane].in)->c[index];
-      for (int k = 0; k < 16; ++k) sum += a_element(type, lanes, row, k) * b_element(type, lanes, k, col);
+      for (int k = 0; k < 16; ++k) sum += matrices.a[row][k] * matrices.b[col][k];
       static_cast<float*>(lanes[lane].out)[index] = sum;
     }
   }

@@ -9,11 +9,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reference.contracts.protocols import Tier
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.structured_outputs import StructuredOutputsParams
-from reference.frontend.cli_options import ENGINE, SAMPLING, STRUCTURED, Command, given, make_parser
-from reference.frontend.tiers import available_tiers, load_tier
+from reference.frontend.cli_options import (
+    ENGINE,
+    SAMPLING,
+    STRUCTURED,
+    Command,
+    command_entry,
+    given,
+    make_parser,
+)
+from reference.frontend.tiers import load_tier, pick_tier
 
 if TYPE_CHECKING:
     from reference.frontend.workload import Workload
@@ -65,17 +72,6 @@ def _set_threads(threads: int) -> None:
         raise ValueError(f"--threads must be at least 1, got {threads}.")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
-
-
-def pick_tier(name: str | None) -> Tier:
-    """The named tier; without a name, fast if it is installed and can run here, else reference."""
-    if name is not None:
-        return load_tier(name)
-    if "fast" in available_tiers():
-        fast = load_tier("fast")
-        if fast.why_unavailable() is None:
-            return fast
-    return load_tier("reference")
 
 
 def _generate(arguments: argparse.Namespace) -> int:
@@ -201,27 +197,6 @@ def _conform(arguments: argparse.Namespace) -> int:
     return 0 if report.is_equal else 1
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    if arguments.benchmark == "scheduler":
-        from reference.frontend.bench_scheduler import bench_scheduler, print_costs
-
-        names = [arguments.tier] if arguments.tier is not None else sorted(available_tiers(), reverse=True)
-        print_costs(bench_scheduler([load_tier(name) for name in names]))
-        return 0
-    if arguments.benchmark == "serve":
-        from reference.frontend.bench_serve_options import bench_serve
-
-        return bench_serve(arguments)
-    from reference.frontend.bench_memory import bench_memory, print_memory
-    from reference.frontend.checkpoint import load_checkpoint
-    from reference.frontend.model_store import resolve_model
-
-    model = load_checkpoint(resolve_model(arguments.model)).config
-    uses = bench_memory(pick_tier(arguments.tier), model)
-    print_memory(arguments.model, model, arguments.kv_cache_memory, uses)
-    return 0
-
-
 def _model(arguments: argparse.Namespace) -> int:
     from reference.frontend.checkpoint import load_checkpoint
     from reference.frontend.model_store import resolve_model
@@ -233,12 +208,13 @@ def _model(arguments: argparse.Namespace) -> int:
 
 
 def _app(arguments: argparse.Namespace) -> int:
-    from importlib.metadata import entry_points
+    status: int = command_entry("app")(arguments.host, arguments.port)
+    return status
 
-    for entry in entry_points(group="twinfer.commands", name="app"):
-        status: int = entry.load()(arguments.host, arguments.port)
-        return status
-    raise ValueError("The app is not installed; install the package again, with `pip install -e .[app]`.")
+
+def _bench(arguments: argparse.Namespace) -> int:
+    status: int = arguments.benchmark(arguments)
+    return status
 
 
 # Small models wander off at temperature 1; these are the values the embedded model's authors recommend.
@@ -306,13 +282,14 @@ _COMMANDS = (
     ),
     Command(
         "bench",
-        "measure the cost of a scheduling step, what sharing KV blocks saves, or a server under load",
+        "measure the engine, what it is made of, and other engines beside it",
         _bench,
-        options=("bench", "tier"),
-        positional="{scheduler,memory,serve}",
+        options=("bench",),
+        positional="BENCHMARK",
         examples="""\
-  twinfer bench scheduler
-  twinfer bench memory --model smollm2-135m --kv-cache-memory 1GiB
+  twinfer bench throughput --workload mixed prefix
+  twinfer bench roofline --save results/roofline
+  twinfer bench peers --quick
   twinfer bench serve --request-rate 1 2 4 8 --save results/serve""",
     ),
     Command(

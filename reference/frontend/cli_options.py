@@ -11,13 +11,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 from reference.contracts.sampling_params import SamplingParams
-from reference.frontend.bench_serve_options import add_bench_serve_options
-from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL, EngineArgs
+from reference.frontend.engine_args import DEFAULT_MODEL, EngineArgs
 from reference.frontend.server.options import add_server_options
 
 ENGINE = tuple(field.name for field in fields(EngineArgs))
@@ -94,6 +93,14 @@ def make_parser(commands: Sequence[Command], tier: str | None) -> argparse.Argum
 
 
 class _Parser(argparse.ArgumentParser):
+    fill_when_used: Callable[[], None] | None = None  # adds options that are slow to find out
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.fill_when_used is not None:
+            fill, self.fill_when_used = self.fill_when_used, None
+            fill()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see `{self.prog} --help`.")
 
@@ -114,6 +121,11 @@ def _add(
 
 
 def _add_tier(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    add_tier_option(parser, tier)
+
+
+def add_tier_option(parser: argparse.ArgumentParser, tier: str | None) -> None:
+    """`--tier`, with the default of this program."""
     default = tier or "fast if it can run here, else reference"
     parser.add_argument(
         "--tier", default=tier, metavar="NAME", help=f"reference or fast (default: {default})"
@@ -296,6 +308,11 @@ def parse_bias(text: str) -> tuple[int, float]:
 
 
 def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
+    add_engine_options(parser)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `EngineArgs`; `given(arguments, ENGINE)` has those that were given."""
     group = parser.add_argument_group("engine", "Names and meanings are vLLM's.")
     defaults = EngineArgs()
 
@@ -322,6 +339,10 @@ def _add_engine(parser: argparse.ArgumentParser, command: Command, tier: str | N
     add(
         "kv-cache-memory", "size of the pool: bytes, or 512MiB, 1GiB", "512MiB, less for a small model",
         type=parse_memory, metavar="SIZE",
+    )  # fmt: skip
+    add(
+        "gpu-memory-utilization", "share of a GPU's memory for model, largest step and pool",
+        type=float, metavar="SHARE",
     )  # fmt: skip
     add("max-model-len", "longest sequence in tokens", "the model's limit", **number)
     add(
@@ -373,16 +394,20 @@ def parse_speculative(text: str) -> dict[str, Any]:
 
 
 def _add_bench(parser: argparse.ArgumentParser, command: Command, tier: str | None) -> None:
-    parser.add_argument("benchmark", choices=("scheduler", "memory", "serve"), help="what to measure")
-    group = parser.add_argument_group("memory")
-    group.add_argument(
-        "--model", default=DEFAULT_MODEL, metavar="MODEL", help=f"whose KV cache (default: {DEFAULT_MODEL})"
-    )
-    group.add_argument(
-        "--kv-cache-memory", type=parse_memory, default=DEFAULT_KV_CACHE_MEMORY, metavar="SIZE",
-        help="size of the pool: bytes, or 512MiB, 1GiB (default: 512MiB)",
-    )  # fmt: skip
-    add_bench_serve_options(parser)
+    assert isinstance(parser, _Parser)
+    parser.fill_when_used = lambda: command_entry("bench")(parser, tier)
+
+
+def command_entry(name: str) -> Callable[..., Any]:
+    """What the package that has the command `name` registers for it (entry-point group `twinfer.commands`).
+
+    Raises:
+        ValueError: nobody does.
+    """
+    for entry in entry_points(group="twinfer.commands", name=name):
+        loaded: Callable[..., Any] = entry.load()
+        return loaded
+    raise ValueError(f"`twinfer {name}` is not installed; install the package again: `pip install -e .`.")
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser, Command, str | None], None]] = {

@@ -57,6 +57,7 @@ def build_engine_core(args: EngineArgs, tier: Tier) -> tuple[EngineCore, Path]:
     config = args.create_engine_config(
         checkpoint.config, tier.default_device(), None if draft is None else draft.config
     )
+    config = args.fit_to_device(config, tier, checkpoint)
     grammars = GrammarCompiler(config.model, load_tokenizer(path))
     return EngineCore(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
 

@@ -138,7 +138,10 @@ def compare_tiers(tiers: tuple[Tier, Tier], model: str, workload: Workload, **op
         ValueError: the workload or an option is not acceptable.
     """
     args = EngineArgs(**{**workload.config, "model": model, **options, "trace": True, "keep_logits": True})
-    sides = (_Side(tiers[0], replace(args, device="cpu"), workload), _Side(tiers[1], args, workload))
+    first = _Side(tiers[0], replace(args, device="cpu"), workload)
+    # A GPU would have room for more.
+    num_blocks = first.engine.engine_core.config.cache.num_blocks
+    sides = (first, _Side(tiers[1], replace(args, num_blocks=num_blocks, kv_cache_memory=None), workload))
     comparison = _Comparison(workload, sides)
     report = comparison.report
     while report.is_equal and not all(side.run.is_done for side in sides):

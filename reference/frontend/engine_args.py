@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from reference.contracts.config import (
@@ -16,6 +16,7 @@ from reference.contracts.config import (
     SpeculativeConfig,
     cdiv,
 )
+from reference.contracts.protocols import Checkpoint, Tier
 from reference.frontend.speculative import SpeculativeArgs
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -42,7 +43,9 @@ class EngineArgs:
         max_num_partial_prefills: prompts that may be in the middle of their computation at once; 0 = no limit.
         num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
         kv_cache_memory: bytes for the pool; unless given, 512 MiB, or less where max_num_seqs requests of full length
-            need less.
+            need less. On "cuda", what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: share of a GPU's memory for model, largest step and pool together, in (0, 1]; the step
+            is run once to measure it. Without effect on other devices, and where the pool has a size.
         max_model_len: longest sequence in tokens; the model's own limit unless given.
         seed: from which requests without a seed get theirs.
         speculative: who guesses tokens that the model then checks several of in one step, as a table:
@@ -72,6 +75,7 @@ class EngineArgs:
     max_num_partial_prefills: int = 0
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     seed: int = 0
     speculative: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -87,6 +91,13 @@ class EngineArgs:
             raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'simt', got {self.device!r}.")
         if self.dtype not in BYTES_PER_NUMBER:
             raise ValueError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}.")
+        utilization = self.gpu_memory_utilization
+        if (
+            isinstance(utilization, bool)
+            or not isinstance(utilization, float | int)
+            or not 0 < utilization <= 1
+        ):
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {utilization!r}.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -166,6 +177,25 @@ class EngineArgs:
             keep_logits=self.keep_logits,
         )
 
+    def fit_to_device(self, config: EngineConfig, tier: Tier, checkpoint: Checkpoint) -> EngineConfig:
+        """The same config with the pool that the device has room for, where it measures that and no size was given.
+
+        Raises:
+            ValueError: there is no room.
+        """
+        if self.num_blocks is not None or self.kv_cache_memory is not None:
+            return config
+        memory = tier.kv_cache_memory(config, checkpoint, self.gpu_memory_utilization)
+        if memory is None:
+            return config
+        most = self._num_blocks(config.model, config.scheduler.max_model_len, None, memory)
+        useful = self._num_useful_blocks(config.scheduler.max_model_len)
+        num_blocks = min(most, useful)
+        num_host_blocks = self._num_host_blocks(config.model, num_blocks)
+        return replace(
+            config, cache=replace(config.cache, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+        )
+
     def _speculative_config(
         self, draft_model: ModelConfig | None, max_model_len: int
     ) -> SpeculativeConfig | None:
@@ -200,7 +230,11 @@ class EngineArgs:
         if kv_cache_memory is not None:
             return memory // block_bytes
         # A tiny model would get hundreds of thousands of blocks, of which running requests can hold but a few.
-        return min(memory // block_bytes, self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1)
+        return min(memory // block_bytes, self._num_useful_blocks(max_model_len))
+
+    def _num_useful_blocks(self, max_model_len: int) -> int:
+        """What running requests of full length hold together, and the null block."""
+        return self.max_num_seqs * cdiv(max_model_len, self.block_size) + 1
 
     def _num_host_blocks(self, model: ModelConfig, num_blocks: int) -> int:
         if self.preemption_mode != "swap":

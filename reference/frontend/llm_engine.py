@@ -77,6 +77,7 @@ class LLMEngine:
         config = args.create_engine_config(
             checkpoint.config, tier.default_device(), None if draft is None else draft.config
         )
+        config = args.fit_to_device(config, tier, checkpoint)
         engine = cls(config, tier, checkpoint, load_tokenizer(path), on_step, draft)
         logger.info("%s on the %s tier. %s", args.model, tier.name, describe(config))
         return engine

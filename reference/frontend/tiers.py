@@ -29,3 +29,14 @@ def load_tier(name: str) -> Tier:
             return tier
     names = ", ".join(available_tiers()) or "none; install the package with `pip install -e .`"
     raise ValueError(f"There is no tier {name!r}; installed: {names}.")
+
+
+def pick_tier(name: str | None) -> Tier:
+    """The named tier; without a name, fast if it is installed and can run here, else reference."""
+    if name is not None:
+        return load_tier(name)
+    if "fast" in available_tiers():
+        fast = load_tier("fast")
+        if fast.why_unavailable() is None:
+            return fast
+    return load_tier("reference")

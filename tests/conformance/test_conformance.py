@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reference.contracts.config import EngineConfig
-from reference.contracts.protocols import KVCacheManager, Scheduler, Tier
+from reference.contracts.protocols import Checkpoint, KVCacheManager, Scheduler, Tier
 from reference.frontend.conform import replay_recording
 
 RECORDING = Path(__file__).parent / "vllm-schedules.jsonl.gz"
@@ -44,6 +44,9 @@ class _StingyTier:
 
     def default_device(self) -> str:
         return self.tier.default_device()
+
+    def kv_cache_memory(self, config: EngineConfig, checkpoint: Checkpoint, utilization: float) -> None:
+        return None
 
     def make_kv_cache_manager(self, config: EngineConfig) -> KVCacheManager:
         return self.tier.make_kv_cache_manager(config)

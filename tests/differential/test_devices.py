@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fast import kernels
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput
 from reference.frontend.checkpoint import load_checkpoint
@@ -17,6 +22,7 @@ from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
 from reference.frontend.workload import Workload, WorkloadRequest
 from tests.architectures import ARCHITECTURES
+from tests.devices import DEVICE
 from tests.tiny_models import make_tiny_llama, make_tiny_model
 
 TIERS = (load_tier("reference"), load_tier("fast"))
@@ -25,7 +31,7 @@ TIERS = (load_tier("reference"), load_tier("fast"))
 def compare(model: Path, *requests: WorkloadRequest, **options: Any) -> DiffReport:
     """Both tiers in lockstep, the fast one on the emulator: schedule, tables, tokens and logits of every step."""
     config = {"max_model_len": 100, "block_size": 8, **options}
-    report = compare_tiers(TIERS, str(model), Workload(requests, config), device="simt")
+    report = compare_tiers(TIERS, str(model), Workload(requests, config), device=DEVICE)
     assert report.is_equal, report.divergence
     assert not report.excused
     assert report.num_finished == len(requests)
@@ -126,7 +132,7 @@ def test_every_kind_of_layer_runs_on_the_device(tmp_path: Path, name: str) -> No
 def test_bfloat16_gives_nearly_the_same_logits_in_half_the_memory(tmp_path: Path) -> None:
     make_tiny_llama(tmp_path)
     rows = {}
-    for device, dtype in (("cpu", "float32"), ("simt", "bfloat16")):
+    for device, dtype in (("cpu", "float32"), (DEVICE, "bfloat16")):
         args = EngineArgs(str(tmp_path), device=device, dtype=dtype, max_model_len=64, keep_logits=True)
         seen: list[ModelRunnerOutput] = []
         engine = LLMEngine.from_engine_args(args, load_tier("fast"), lambda _, output: seen.append(output))  # noqa: B023
@@ -138,7 +144,7 @@ def test_bfloat16_gives_nearly_the_same_logits_in_half_the_memory(tmp_path: Path
     assert 1e-3 < np.abs(rows["bfloat16"] - rows["float32"]).max() < 0.5
     blocks = [
         EngineArgs(str(tmp_path), dtype=dtype, kv_cache_memory=2**20)
-        .create_engine_config(load_checkpoint(tmp_path).config, "simt")
+        .create_engine_config(load_checkpoint(tmp_path).config, DEVICE)
         .cache.num_blocks
         for dtype in ("float32", "bfloat16")
     ]
@@ -162,3 +168,49 @@ def test_a_device_or_dtype_that_a_tier_lacks_is_refused_in_one_sentence(
     make_tiny_llama(tmp_path)
     with pytest.raises(ValueError, match=message):
         LLMEngine.from_engine_args(EngineArgs(str(tmp_path), **options), load_tier(tier))  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_in_one_sentence_and_auto_takes_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_llama(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load_tier("fast").default_device() == "cpu"
+    with pytest.raises(
+        ValueError, match=r"device 'cuda' cannot be used here\. (The kernels|Torch sees no GPU)"
+    ):
+        LLMEngine.from_engine_args(EngineArgs(str(tmp_path), device="cuda"), load_tier("fast"))
+
+
+@pytest.mark.parametrize("reason", [None, "There is none."])
+def test_auto_takes_a_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
+    monkeypatch.setattr("fast.tier.find_spec", lambda name: name)
+    monkeypatch.setattr(kernels, "why_no_gpu", lambda: reason)
+    assert load_tier("fast").default_device() == ("cpu" if reason else "cuda")
+
+
+def test_the_functions_of_a_device_are_those_of_the_cpu() -> None:
+    """`kernels.using` puts one in place of the other: same names, same parameters."""
+
+    def parameters(function: Callable[..., Any]) -> list[str]:
+        return [name for name in inspect.signature(function).parameters if name != "self"]
+
+    functions = [
+        f for f in vars(kernels).values() if hasattr(f, "__wrapped__") and f.__module__ == kernels.__name__
+    ]
+    chosen = {f.__name__: parameters(f) for f in functions if f.__code__ is kernels.empty.__code__}
+    assert {"linear", "paged_attention", "sample", "copy_blocks"} <= set(chosen)
+    for name, expected in chosen.items():
+        if name != "process_logits":  # hands its many arguments on
+            assert parameters(getattr(kernels.on_device("simt"), name)) == expected, name
+
+
+def test_a_context_belongs_to_its_thread() -> None:
+    seen: list[torch.dtype] = []
+    with kernels.using(kernels.on_device("simt", torch.bfloat16)):
+        thread = threading.Thread(target=lambda: seen.append(kernels.empty(1).dtype))
+        thread.start()
+        thread.join()
+        assert kernels.empty(1).dtype == torch.bfloat16
+    assert seen == [torch.float32]
+    assert kernels.empty(1).dtype == torch.float32

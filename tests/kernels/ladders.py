@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
 
 from fast import kernels
 from fast.ladder import Ladder
+from tests.devices import DEVICE, Elsewhere
+from tests.kernels import oracles
 
 # Absolute, times max(1, largest |expected|), for inputs of N(0, 1). The 16-bit types round what they store at 5e-4 and
 # 4e-3 of a number: half a step of the result, and half a step of what is stored in between.
@@ -16,8 +20,8 @@ ELEMENTWISE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 ATTENTION = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-# Ascending order on one OS thread, and two drawn orders with blocks spread over two.
-ORDERS = [(0, 1), (1, 2), (2, 2)]
+# Ascending order on one OS thread, and two drawn orders with blocks spread over two. A GPU has its own.
+ORDERS = [(0, 1), (1, 2), (2, 2)] if DEVICE == "simt" else [(0, 1)]
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,18 @@ class Rung:
     """One rung of one operation, on an emulator set up in one way. `name` goes to the call."""
 
     name: str
-    operation: str
     ladder: Ladder
 
-    @property
-    def dtypes(self) -> list[torch.dtype]:
-        """The types it takes: tensor cores multiply 16-bit numbers only."""
-        return DTYPES[1:] if self.name.endswith("tensor_cores") else DTYPES
+    def takes(self, dtype: torch.dtype, head_dim: int) -> bool:
+        """Tensor cores multiply 16-bit numbers only, and their rungs are compiled for two head dims."""
+        return "tensor_cores" not in self.name or (dtype in DTYPES[1:] and head_dim in (64, 128))
+
+
+def ladder(seed: int, threads: int) -> Ladder:
+    """Of the device that the tests are for, for tensors of the CPU."""
+    if DEVICE == "simt":
+        return kernels.ladder(DEVICE, seed=seed, threads=threads)
+    return cast(Ladder, Elsewhere(kernels.ladder(DEVICE), DEVICE))
 
 
 def rungs_of(operation: str) -> tuple[str, ...]:
@@ -42,13 +51,26 @@ def every_rung(operation: str) -> pytest.MarkDecorator:
     """Parametrizes `rung` over the operation's rungs, each under every order of threads."""
     cases = [
         pytest.param(
-            Rung(name, operation, kernels.ladder("simt", seed=seed, threads=threads)),
+            Rung(name, ladder(seed, threads)),
             id=f"{name}-order{seed}",
         )
         for name in rungs_of(operation)
         for seed, threads in ORDERS
     ]
     return pytest.mark.parametrize("rung", cases)
+
+
+def assert_attention(
+    run: Callable[[Ladder, str], torch.Tensor], expected: oracles.Floats, rung: Rung, dtype: torch.dtype
+) -> None:
+    """What the rung computes equals the oracle's, or the rung says why it does not take the call."""
+    if rung.takes(dtype, expected.shape[-1]):
+        oracles.assert_close(run(rung.ladder, rung.name), expected, ATTENTION[dtype])
+    else:
+        with pytest.raises(
+            ValueError, match="the tensor cores take float16 and bfloat16 .* use a lower rung"
+        ):
+            run(rung.ladder, rung.name)
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16", "bfloat16"])

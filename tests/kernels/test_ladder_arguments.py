@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fast import kernels
+from tests.devices import Elsewhere
 
 LADDER = kernels.ladder("simt")
 
@@ -53,7 +54,7 @@ def tensor(*values: Any) -> torch.Tensor:
         ),
         ({"seq_lens": tensor(-1, 5)}, "seq_lens: expected between 0 and 8"),
         ({"window": -1}, r"window: expected at least 0 \(off\), got -1"),
-        ({"rung": "v9"}, "rung: expected one of v1_naive, v2_shared_reduce, .*v5_grouped, got v9"),
+        ({"rung": "v9"}, "rung: expected one of v1_naive, v2_shared_reduce, .*v6_tensor_cores, got v9"),
     ],
 )
 def test_a_bad_argument_of_paged_attention_is_named_and_nothing_is_written(
@@ -98,7 +99,7 @@ def test_an_empty_vocabulary_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda"}, "device: expected 'simt'.*got 'cuda'"),
+        ({"device": "cpu"}, "device: expected 'cuda', or 'simt'.*got 'cpu'"),
         ({"seed": -1}, "seed: expected an unsigned 64-bit number, got -1"),
         ({"seed": 2**64}, "seed: expected an unsigned 64-bit number"),
         ({"threads": 0}, "threads: expected at least 1, got 0"),
@@ -108,3 +109,13 @@ def test_an_empty_vocabulary_is_refused() -> None:
 def test_an_option_of_the_emulator_out_of_range_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kernels.ladder(**{"device": "simt"} | options)
+
+
+def test_tensors_that_work_elsewhere_come_back_with_what_they_share() -> None:
+    """How these tests run on a GPU; here the other memory is the CPU's too."""
+    qkv = torch.randn(3, 4, 8)
+    expected, cache = qkv.clone(), torch.rand(5, 8)
+    positions = torch.tensor([4, 0, 2])
+    LADDER.rotary_embedding(positions, expected[:, :2], expected[:, 2:3], cache)
+    Elsewhere(LADDER, "cpu").rotary_embedding(positions, qkv[:, :2], key=qkv[:, 2:3], cos_sin_cache=cache)
+    assert torch.equal(qkv, expected)

@@ -1,4 +1,4 @@
-"""cache_write and copy_blocks, rung by rung, under the emulator: bits are moved, none is changed."""
+"""cache_write, copy_blocks and swap_blocks, rung by rung, under the emulator: bits are moved, none is changed."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def test_each_token_lands_in_its_slot_and_no_other_slot_changes(rung: Rung, dtyp
         assert torch.equal(bits(v_cache), bits(expected_v))
 
 
+@every_rung("cache_write")
+def test_a_token_without_a_slot_is_written_nowhere(rung: Rung) -> None:
+    rows = random(3, 1, 8, dtype=torch.float32, seed=0)
+    cache = poisoned(2, 2, 1, 8, dtype=torch.float32)
+    rung.ladder.reshape_and_cache(rows, rows, cache, cache.clone(), torch.tensor([-1, 2, -1]), rung.name)
+    assert torch.equal(cache[1, 0], rows[1])
+    assert cache.isnan().sum() == 3 * 8
+
+
 @every_rung("copy_blocks")
 @every_dtype
 def test_each_target_becomes_its_source_and_no_other_block_changes(rung: Rung, dtype: torch.dtype) -> None:
@@ -47,6 +56,39 @@ def test_each_target_becomes_its_source_and_no_other_block_changes(rung: Rung, d
         rung.ladder.copy_blocks(k_cache, v_cache, pairs, rung.name)
         assert torch.equal(bits(k_cache), bits(expected_k))
         assert torch.equal(bits(v_cache), bits(expected_v))
+
+
+@every_rung("swap_blocks")
+@every_dtype
+def test_blocks_move_between_caches_of_different_sizes(rung: Rung, dtype: torch.dtype) -> None:
+    for kv_heads, head_dim in head_shapes(rung):
+        source, target = (
+            random(blocks, 16, kv_heads, head_dim, dtype=dtype, seed=blocks) for blocks in (3, 7)
+        )
+        pairs = torch.tensor([[2, 5], [0, 6], [2, 0]])
+        expected = target.clone()
+        expected[pairs[:, 1]] = source[pairs[:, 0]]
+        rung.ladder.swap_blocks(source, target, pairs, rung.name)
+        assert torch.equal(bits(target), bits(expected))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([[0, 1], [1, 1]], "block_mapping: expected different target blocks, got 1 again in pair 1"),
+        ([[2, 0]], r"block_mapping: expected values in \[0, 2\) \(blocks of the source\), got 2"),
+        ([[0, 4]], r"block_mapping: expected values in \[0, 4\) \(blocks of the target\), got 4"),
+    ],
+)
+def test_a_swap_of_blocks_that_do_not_exist_or_meet_is_refused_and_nothing_is_written(
+    pairs: list[list[int]], message: str
+) -> None:
+    source, target = torch.zeros(2, 4, 1, 8), poisoned(4, 4, 1, 8, dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        kernels.ladder("simt").swap_blocks(source, target, torch.tensor(pairs))
+    with pytest.raises(ValueError, match="target: expected other memory than the source's"):
+        kernels.ladder("simt").swap_blocks(target, target, torch.tensor([[0, 1]]))
+    assert target.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -74,8 +116,8 @@ def test_pairs_that_depend_on_each_others_order_are_refused_and_nothing_is_writt
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
-        ([0, 12], r"slot_mapping: expected values in \[0, 12\) \(N \* B slots\), got 12 at index 1"),
-        ([-1, 3], r"slot_mapping: expected values in \[0, 12\)"),
+        ([0, 12], r"slot_mapping: expected values in \[-1, 12\) \(N \* B slots, or -1\), got 12 at index 1"),
+        ([-2, 3], r"slot_mapping: expected values in \[-1, 12\)"),
         ([7, 7], "slot_mapping: expected distinct values, got 7 again at index 1"),
     ],
 )

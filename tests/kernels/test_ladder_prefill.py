@@ -16,6 +16,7 @@ from tests.kernels.ladders import (
     ATTENTION,
     ORDERS,
     Rung,
+    assert_attention,
     every_dtype,
     every_rung,
     padded,
@@ -122,10 +123,8 @@ MIXED = [(37, 37), (50, 20), (33, 1), (10, 0), (16, 16)]
 @every_dtype
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_ragged_batch_of_chunks_equals_the_oracle(rung: Rung, dtype: torch.dtype, head_dim: int) -> None:
-    if dtype not in rung.dtypes:
-        return
     batch = make_chunks(MIXED, 3, 1, head_dim, 16, dtype)
-    assert_close(batch.run(rung.ladder, rung.name), batch.expected(), ATTENTION[dtype])
+    assert_attention(batch.run, batch.expected(), rung, dtype)
 
 
 @every_rung("prefill_attention")
@@ -137,16 +136,15 @@ def test_a_ragged_batch_of_chunks_equals_the_oracle(rung: Rung, dtype: torch.dty
         (2, 2, 5, 1, torch.float16),
         (2, 1, 256, 4, torch.float32),
         (6, 3, 64, 32, torch.float16),
+        (20, 1, 64, 8, torch.bfloat16),  # pairs of one row in two tiles
         (7, 1, 128, 8, torch.bfloat16),
     ],
 )
 def test_any_head_dim_block_size_and_number_of_heads_equals_the_oracle(
     rung: Rung, heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
 ) -> None:
-    if dtype not in rung.dtypes:
-        return
     batch = make_chunks([(21, 9), (18, 18)], heads, kv_heads, head_dim, block_size, dtype, seed=head_dim)
-    assert_close(batch.run(rung.ladder, rung.name), batch.expected(), ATTENTION[dtype])
+    assert_attention(batch.run, batch.expected(), rung, dtype)
 
 
 @every_rung("prefill_attention")
@@ -154,23 +152,23 @@ def test_any_head_dim_block_size_and_number_of_heads_equals_the_oracle(
 def test_a_window_sees_only_the_newest_tokens_and_never_reads_blocks_left_of_it(
     rung: Rung, window: int
 ) -> None:
-    dtype = rung.dtypes[0]
+    dtype = torch.float32 if rung.takes(torch.float32, 64) else torch.float16
     batch = replace(make_chunks([(70, 18), (95, 1), (36, 36)], 2, 1, 64, 8, dtype), window=window)
     expected = batch.expected()
     for s in range(3):
         batch.block_tables[s, : batch.first_seen(s) // 8] = -1
-    assert_close(batch.run(rung.ladder, rung.name), expected, ATTENTION[dtype])
+    assert_attention(batch.run, expected, rung, dtype)
 
 
 @every_rung("prefill_attention")
 def test_a_logit_hundreds_above_the_others_neither_overflows_nor_is_lost(rung: Rung) -> None:
     """It comes first, in the middle, or last: what was summed before it is scaled down to nothing."""
-    dtype = rung.dtypes[0]
+    dtype = torch.float32 if rung.takes(torch.float32, 64) else torch.float16
     batch = make_chunks([(80, 30), (80, 30), (80, 80)], 1, 1, 64, 16, dtype)
     batch = replace(batch, query=batch.query.abs())  # so that one key is far above the others for every row
     for seq, position in ((0, 0), (1, 37), (2, 79)):
         batch.k_cache[batch.block_tables[seq, position // 16].long(), position % 16] = 30.0
-    assert_close(batch.run(rung.ladder, rung.name), batch.expected(), ATTENTION[dtype])
+    assert_attention(batch.run, batch.expected(), rung, dtype)
 
 
 @pytest.mark.parametrize("rung", rungs_of("prefill_attention"))
@@ -184,9 +182,8 @@ def test_random_ragged_batches_equal_the_oracle(rung: str, shape: int) -> None:
     head_dim, block_size = int(rng.choice([64, 128, 96])), int(rng.choice([8, 16, 32]))
     batch = make_chunks(chunks, kv_heads * group, kv_heads, head_dim, block_size, dtype, seed=shape)
     seed, threads = ORDERS[shape % len(ORDERS)]
-    case = Rung(rung, "prefill_attention", kernels.ladder("simt", seed=seed + 10, threads=threads))
-    if dtype in case.dtypes:
-        assert_close(batch.run(case.ladder, rung), batch.expected(), ATTENTION[dtype])
+    case = Rung(rung, kernels.ladder("simt", seed=seed + 10, threads=threads))
+    assert_attention(batch.run, batch.expected(), case, dtype)
 
 
 @pytest.mark.parametrize("rung", rungs_of("prefill_attention"))

@@ -56,11 +56,12 @@ def sample(
     seed: int = 0,
     position: int = 0,
     min_p: float = 0.0,
+    on: Any = kernels,
 ) -> list[int]:
     """One token a row; row r is the draw at output position `position + r`."""
     rows = logits.shape[0]
     out = torch.full((rows,), -7)
-    kernels.sample(
+    on.sample(
         logits,
         torch.full((rows,), temperature, dtype=torch.float64),
         torch.full((rows,), top_k, dtype=torch.int32),
@@ -378,11 +379,11 @@ def lists(parts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(starts), torch.tensor([i for part in parts for i in part], dtype=torch.int32)
 
 
-def process(logits: torch.Tensor, rules: dict[int, dict[str, Any]]) -> None:
+def process(logits: torch.Tensor, rules: dict[int, dict[str, Any]], on: Any = kernels) -> None:
     """Row -> arguments of `oracles.process_logits`."""
     order = sorted(rules)
     rows = [rules[r] for r in order]
-    kernels.process_logits(
+    on.process_logits(
         logits,
         torch.tensor(order, dtype=torch.int64),
         *lists([sorted(row["allowed"]) for row in rows]),

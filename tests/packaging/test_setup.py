@@ -15,12 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH_PIN = re.search(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
 
 # Stands for .venv/bin/python: writes down what pip is asked to do. BROKEN_PIP names a word whose installation fails,
-# CPU_BUILD=1 means that the index has torch for the CPU, INSTALLED_TORCH=1 that a usable torch is there.
+# CPU_BUILD=1 means that the index has torch for the CPU, INSTALLED_TORCH=1 that a usable torch is there, FOUND_NVCC
+# names an nvcc that will do.
 FAKE_PYTHON = f"""#!/bin/bash
 case "$*" in
   *"import sys, torch"*) [ "${{INSTALLED_TORCH:-}}" = 1 ] ;;
   *--dry-run*) [ "${{CPU_BUILD:-}}" = 1 ] ;;
   *tools/requirements.py*) exec {sys.executable} "$@" ;;
+  *tools/cuda_toolkit.py*) [ -n "${{FOUND_NVCC:-}}" ] && echo "$FOUND_NVCC" ;;
   "-m pip "*)
     echo "$*" >> pip-calls
     if [ -n "${{BROKEN_PIP:-}}" ] && [[ "$*" == *"$BROKEN_PIP"* ]]; then echo "no space left"; exit 1; fi ;;
@@ -38,7 +40,7 @@ class Checkout:
         (folder / "tools").mkdir()
         for name in ("tools/setup.sh", "tools/requirements.py", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
-        for tool in ("bash", "dirname", "mkdir", "rm", "sed", "tail", "touch"):
+        for tool in ("bash", "dirname", "mkdir", "mv", "rm", "sed", "tail", "touch"):
             (self.path / tool).symlink_to(str(shutil.which(tool)))
         self.add_program("uname", "#!/bin/bash\necho Linux\n")
         self.add_program("id", "#!/bin/bash\necho 0\n")
@@ -226,3 +228,35 @@ def test_the_app_brings_gradio_and_leaves_a_stamp(ready: Checkout) -> None:
     assert result.returncode == 0, result.stderr
     assert any("gradio" in call and "-c constraints.txt" in call for call in ready.pip_calls())
     assert ready.has_stamp("app")
+
+
+def test_nvcc_is_installed_beside_the_environment_and_not_into_it(ready: Checkout) -> None:
+    result = ready.setup("nvcc")
+    assert result.returncode == 0, result.stderr
+    assert "nvcc from packages" in result.stdout
+    (call,) = ready.pip_calls()
+    assert "-c constraints.txt --target .venv/cuda.new cuda-toolkit[nvcc,cudart,crt,cccl]==13.0.2" in call
+    assert (
+        "nvidia-nvvm==13.0.88" in call
+    )  # a newer one comes without the pin, and ptxas does not read its code
+    assert (ready.folder / ".venv" / "cuda").is_dir()
+    assert ready.has_stamp("nvcc")
+
+
+def test_an_nvcc_of_the_right_release_is_kept(ready: Checkout) -> None:
+    result = ready.setup("nvcc", FOUND_NVCC="/opt/cuda/bin/nvcc")
+    assert result.stdout == "nvcc: /opt/cuda/bin/nvcc is used\n"
+    assert ready.pip_calls() == []
+    assert ready.has_stamp("nvcc")
+
+
+def test_a_system_without_nvcc_says_that_its_tests_are_skipped(ready: Checkout) -> None:
+    ready.add_program("uname", "#!/bin/bash\necho Darwin\n")
+    assert "skipped" in ready.setup("nvcc").stdout
+    assert ready.pip_calls() == []
+
+
+def test_an_interrupted_download_of_nvcc_leaves_none_that_looks_whole(ready: Checkout) -> None:
+    assert ready.setup("nvcc", BROKEN_PIP="cuda-toolkit").returncode == 1
+    assert not (ready.folder / ".venv" / "cuda").exists()
+    assert not ready.has_stamp("nvcc")

@@ -75,7 +75,7 @@ def test_the_wheel_holds_both_tiers_the_app_and_the_compiled_module_and_nothing_
     names = zipfile.ZipFile(wheel).namelist()
     dist_info = next(name for name in names if name.endswith("/METADATA")).split("/")[0]
     assert {name.split("/")[0] for name in names} == {"reference", "fast", "app", dist_info}
-    for module in ("_cpu", "_simt"):
+    for module in ("_cpu", "_simt", "_simt_trace"):
         assert [name for name in names if name.startswith(f"fast/{module}.") and name.endswith(".so")]
     for tier in ("reference", "fast", "app"):
         expected = {str(path.relative_to(ROOT)) for path in (ROOT / tier).rglob("*.py")}

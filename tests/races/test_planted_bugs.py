@@ -27,9 +27,11 @@ def asan(build_folder: Path) -> Path:
     return native.build("planted_bugs", "asan", build_folder)
 
 
+@pytest.mark.parametrize("when", ["bug", "bug_later"])
 @pytest.mark.parametrize("bug", RACES)
-def test_race_detection_names_a_line_of_the_race(tsan: Path, bug: Bug) -> None:
-    result = native.run(tsan, bug.name, "bug", "0")
+def test_race_detection_names_a_line_of_the_race(tsan: Path, bug: Bug, when: str) -> None:
+    """Also in a later launch, whose threads ThreadSanitizer knows from an earlier one."""
+    result = native.run(tsan, bug.name, when, "0")
     assert "WARNING: ThreadSanitizer: data race" in result.text
     assert result.names("planted_bugs.cu", native.marked_lines(bug.name)), result.text
 

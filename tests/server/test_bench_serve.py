@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.contracts.protocols import Tier
-from reference.frontend.bench_serve import (
+from fast.bench.serve import (
     LoadClient,
     LoadRequest,
     Objectives,
@@ -20,6 +19,7 @@ from reference.frontend.bench_serve import (
     summarise,
     synthetic_requests,
 )
+from reference.contracts.protocols import Tier
 from reference.frontend.cli import main
 from reference.frontend.server.args import Limits, ServerArgs
 from tests.server.processes import scripted_server

@@ -16,10 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "simt"
 LAUNCHERS = {
     "primitives": [],
+    "traced": [],
     "planted_bugs": ["attention.cu"],
     "real_kernels": ["attention.cu", "cache.cu", "layers.cu", "prefill.cu", "sampling.cu", "ladders.cpp"],
 }
-EMULATOR = [f"csrc/simt/{name}.cpp" for name in ("fiber", "machine", "warp")]
+EMULATOR = [f"csrc/simt/{name}.cpp" for name in ("fiber", "machine", "trace", "warp")]
 FLAGS = [
     "-std=c++17",
     "-g",
@@ -39,11 +40,13 @@ class Build:
         kernels: flags for the kernels and the program.
         emulator: flags for csrc/simt, which ThreadSanitizer must not see.
         link: flags for the linker.
+        extra: more sources of the emulator.
     """
 
     kernels: tuple[str, ...]
     emulator: tuple[str, ...]
     link: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
 
 ASAN = ("-fsanitize=address,alignment,bounds", "-fno-omit-frame-pointer", "-O1")
@@ -51,6 +54,10 @@ BUILDS = {
     "plain": Build(("-O1",), ("-O1",)),
     "ucontext": Build(("-O1", "-DTWINFER_SIMT_UCONTEXT"), ("-O1", "-DTWINFER_SIMT_UCONTEXT")),
     "asan": Build(ASAN, ASAN, ("-fsanitize=address,alignment,bounds",)),
+    # As in fast._simt_trace: ThreadSanitizer's calls, answered by the trace.
+    "trace": Build(
+        ("-fsanitize=thread", "-O1", "-fno-tree-sra"), ("-O1",), extra=("csrc/simt/access_hooks.cpp",)
+    ),
     "tsan": Build(("-fsanitize=thread", "-O1"), ("-O1", "-DTWINFER_SIMT_TSAN"), ("-fsanitize=thread",)),
 }
 
@@ -91,7 +98,7 @@ def compile_and_link(program: str, how: str, target: Path) -> None:
     flags = BUILDS[how]
     sources = [(f"tests/simt/{program}.cu", flags.kernels)]
     sources += [(f"csrc/cuda/{name}", flags.kernels) for name in LAUNCHERS[program]]
-    sources += [(source, flags.emulator) for source in EMULATOR]
+    sources += [(source, flags.emulator) for source in [*EMULATOR, *flags.extra]]
     objects = [target.parent / f"{Path(source).stem}-{how}.o" for source, _ in sources]
     commands = [
         [compiler(), *FLAGS, *extra, "-x", "c++", "-c", source, "-o", str(output)]

@@ -1,5 +1,6 @@
 // Kernels with one mistake each, and the same kernels without it: what the emulator and the sanitizers must find, and
-// must not find. `planted_bugs NAME bug|fixed SEED` prints "ok", "wrong: ..." or "error: ..." (exit status 0, 2 or 3).
+// must not find. `planted_bugs NAME bug|fixed|bug_later SEED` prints "ok", "wrong" or "error: ..." (exit status 0, 2 or
+// 3); `bug_later` is a launch without the mistake and then one with it.
 //
 // A comment AT(name) marks the lines that a report of the bug has to name.
 #include <cmath>
@@ -445,7 +446,9 @@ int main(int count, char** words) {
   for (const Case& each : kCases) {
     if (std::strcmp(each.name, words[1]) != 0) continue;
     try {
-      const bool right = each.run(std::strcmp(words[2], "bug") == 0);
+      const bool later = std::strcmp(words[2], "bug_later") == 0;
+      if (later && !each.run(false)) return 2;
+      const bool right = each.run(later || std::strcmp(words[2], "bug") == 0);
       std::printf(right ? "ok\n" : "wrong\n");
       return right ? 0 : 2;
     } catch (const std::exception& error) {

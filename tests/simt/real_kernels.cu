@@ -34,8 +34,8 @@ void append(std::vector<float>& all, const std::vector<T>& x) {
 
 using Values = std::vector<float>;
 
-// Shapes are small because ThreadSanitizer takes a millisecond a CUDA thread, and large enough for several blocks, more
-// than one round of a block's threads, and a ragged end. Vectorised rungs want whole vectors in a row.
+// Shapes are small because ThreadSanitizer takes a millisecond for each new CUDA thread, and large enough for several
+// blocks, more than one round of a block's threads, and a ragged end. Vectorised rungs want whole vectors in a row.
 constexpr int kRows = 2;
 
 std::vector<int> row_sizes(int rung, int vectorised, int longest) {
@@ -122,21 +122,23 @@ void attend(Values& all, int rung, int heads, int kv_heads, int head_dim, int wi
   append(all, out);
 }
 
+// The rung on the tensor cores, the last, leaves out the head dim that it does not take, and float32.
 template <class T>
 Values run_paged_attention(int rung) {
   Values all;
+  if (rung == 6 && sizeof(T) > 2) return run_paged_attention<T>(1);
   attend<T>(all, rung, 3, 1, 64, 0, 270);
   attend<T>(all, rung, 2, 2, 128, 20, 40);
-  attend<T>(all, rung, 2, 1, 33, 0, 5);
+  if (rung < 6) attend<T>(all, rung, 2, 1, 33, 0, 5);
   return all;
 }
 
-// A chunk behind cached tokens, a decoded token, a sequence without rows, a whole prompt.
+// A chunk behind cached tokens, a decoded token, a sequence without rows.
 template <class T>
 void attend_chunks(Values& all, int rung, int heads, int kv_heads, int head_dim, int window) {
-  constexpr int kBlockSize = 16, kSeqs = 4, kMaxBlocks = 3;
-  const std::vector<int32_t> lens{45, 33, 5, 18}, starts{0, 19, 20, 20, 38};
-  const int row = heads * head_dim, tokens = starts[kSeqs], longest = 19;
+  constexpr int kBlockSize = 16, kSeqs = 3, kMaxBlocks = 3;
+  const std::vector<int32_t> lens{37, 33, 5}, starts{0, 17, 18, 18};
+  const int row = heads * head_dim, tokens = starts[kSeqs], longest = 17;
   std::vector<int32_t> tables(kSeqs * kMaxBlocks, -1);
   int32_t next = 0;
   for (int s = 0; s < kSeqs; ++s) {
@@ -154,9 +156,10 @@ void attend_chunks(Values& all, int rung, int heads, int kv_heads, int head_dim,
 template <class T>
 Values run_prefill_attention(int rung) {
   Values all;
+  if (rung == 3 && sizeof(T) > 2) return run_prefill_attention<T>(1);
   attend_chunks<T>(all, rung, 2, 1, 64, 0);
   attend_chunks<T>(all, rung, 1, 1, 128, 20);
-  attend_chunks<T>(all, rung, 1, 1, 33, 0);
+  if (rung < 3) attend_chunks<T>(all, rung, 1, 1, 33, 0);
   return all;
 }
 
@@ -219,6 +222,72 @@ Values run_argmax(int rung) {
   return Values(out.begin(), out.end());
 }
 
+template <class T>
+Values run_swap_blocks(int rung) {
+  Values all;
+  for (int size : row_sizes(rung, 2, 200)) {
+    const std::vector<T> source = numbers<T>(3 * size, 1);
+    std::vector<T> target = numbers<T>(4 * size, 2);
+    const std::vector<int64_t> pairs{2, 1, 2, 3};
+    swap_blocks<T>({source.data(), target.data(), pairs.data(), 2, size}, rung, nullptr);
+    append(all, target);
+  }
+  return all;
+}
+
+// One type of its own: the words' lower and upper halves, exact as float32.
+template <class T>
+Values run_philox(int rung) {
+  constexpr int kSize = 517, kStride = 520;
+  const std::vector<int64_t> seeds{5, -3}, positions{0, 77};
+  alignas(16) static int32_t out[kRows * kStride];
+  philox({out, seeds.data(), positions.data(), kStride, kRows, kSize}, rung, nullptr);
+  Values all;
+  for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < kSize; ++i) {
+      const auto word = static_cast<uint32_t>(out[row * kStride + i]);
+      all.push_back(static_cast<float>(word & 0xffff));
+      all.push_back(static_cast<float>(word >> 16));
+    }
+  }
+  return all;
+}
+
+// float32 alone. One row has every kind of list, the other none but penalties.
+template <class T>
+Values run_penalties(int rung) {
+  constexpr int kSize = 600;
+  std::vector<float> logits = numbers<float>(3 * kSize, 1);
+  const std::vector<int64_t> rows{0, 2}, allowed{0, 300, 300}, masked{0, 2, 2}, biased{0, 2, 2}, seen{0, 300, 304};
+  std::vector<int32_t> allowed_ids, seen_ids, counts;
+  for (int i = 0; i < 300; ++i) allowed_ids.push_back(2 * i), seen_ids.push_back(599 - 2 * i);
+  for (int i : {7, 1, 599, 300}) seen_ids.push_back(i);
+  for (size_t i = 0; i < seen_ids.size(); ++i) counts.push_back(static_cast<int32_t>(i % 3));
+  const std::vector<int32_t> masked_ids{4, 8}, biased_ids{4, 10};
+  const std::vector<double> biases{1.5, -2.5}, repetition{1.3, 0.7}, presence{0.4, -0.1}, frequency{0.2, 0.3};
+  process_logits({logits.data(), kSize, rows.data(), {allowed.data(), allowed_ids.data()},
+                  {masked.data(), masked_ids.data()}, {biased.data(), biased_ids.data()}, biases.data(),
+                  {seen.data(), seen_ids.data()}, counts.data(), repetition.data(), presence.data(), frequency.data(),
+                  2, kSize},
+                 rung, nullptr);
+  for (float& x : logits) x = x == -INFINITY ? -1e30f : x;
+  return logits;
+}
+
+template <class T>
+Values run_topk_topp_sample(int rung) {
+  constexpr int kSize = 600, kDraws = 4;
+  const std::vector<T> logits = numbers<T>(kDraws * kSize, 1);
+  const std::vector<double> temperature{0.0, 1.0, 0.8, 1.3}, top_p{1.0, 1.0, 0.6, 0.95}, min_p{0.0, 0.0, 0.0, 0.05};
+  const std::vector<int32_t> top_k{0, 0, 0, 50};
+  const std::vector<int64_t> seeds{1, 2, 3, 4}, positions{0, 1, 2, 3};
+  std::vector<int64_t> out(kDraws);
+  sample<T>({logits.data(), kSize, temperature.data(), top_k.data(), top_p.data(), min_p.data(), seeds.data(),
+             positions.data(), out.data(), kDraws, kSize},
+            rung, nullptr);
+  return Values(out.begin(), out.end());
+}
+
 struct Operation {
   Values (*float32)(int);
   Values (*float16)(int);
@@ -230,6 +299,8 @@ const std::map<std::string, Operation> kOperations = {
     OPERATION(rms_norm), OPERATION(layer_norm), OPERATION(cache_write), OPERATION(copy_blocks),
     OPERATION(silu_mul), OPERATION(gelu),       OPERATION(rotary),      OPERATION(paged_attention),
     OPERATION(softmax),  OPERATION(argmax),     OPERATION(prefill_attention),
+    OPERATION(swap_blocks), OPERATION(philox),  OPERATION(penalties),
+    OPERATION(topk_topp_sample),
 };
 
 // A vectorised rung leaves the odd row out, which comes last.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fast.bench import scheduler
+from fast.bench.memory import bench_memory
 from reference.contracts.protocols import Tier
-from reference.frontend import bench_scheduler
-from reference.frontend.bench_memory import bench_memory
 from reference.frontend.cli import main
 from tests.factories import MODEL
 from tests.tiny_models import make_tiny_llama
@@ -37,8 +37,8 @@ def test_bench_memory_prints_the_arithmetic_of_the_model(
 def test_bench_scheduler_measures_every_tier(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench_scheduler, "NUM_RUNNING", 3)
-    monkeypatch.setattr(bench_scheduler, "NUM_STEPS", 2)
+    monkeypatch.setattr(scheduler, "NUM_RUNNING", 3)
+    monkeypatch.setattr(scheduler, "NUM_STEPS", 2)
     assert main(["bench", "scheduler"]) == 0
     printed = capsys.readouterr().out
     for text in (

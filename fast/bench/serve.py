@@ -25,6 +25,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+from fast.bench.plots import save_picture
+
 TIMEOUT_S = 600.0
 MAX_THREADS = 512
 # Prompts and answers of ShareGPT are spread like this: log-normal, with these medians and deviations of the logarithm.
@@ -333,31 +335,19 @@ def print_results(results: Sequence[LoadResult]) -> None:
 
 def save_results(results: Sequence[LoadResult], path: Path) -> None:
     """Write PATH.json and PATH.png: latency against throughput. Raises ValueError without matplotlib."""
-    plt = load_matplotlib()
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps([asdict(result) for result in results], indent=2)
     path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    save_picture(path.with_suffix(".png"), lambda figure: _draw(results, figure))
+
+
+def _draw(results: Sequence[LoadResult], figure: Any) -> None:
     throughput = [result.output_tokens_per_second for result in results]
     names = (("time to first token", "ttft_ms"), ("between tokens", "itl_ms"), ("end to end", "e2e_ms"))
-    for axis, (title, name) in zip(axes, names, strict=True):
+    for axis, (title, name) in zip(figure.subplots(1, 3), names, strict=True):
         for column, percentile in enumerate(("p50", "p90", "p99")):
             axis.plot(throughput, [getattr(r, name)[column] for r in results], marker="o", label=percentile)
         for x, result in zip(throughput, results, strict=True):
             axis.annotate(result.load, (x, getattr(result, name)[0]), fontsize=7)
         axis.set(title=title, xlabel="generated tokens/s", ylabel="ms", ylim=(0, None))
         axis.legend()
-    figure.savefig(path.with_suffix(".png"), dpi=120)
-    plt.close(figure)
-
-
-def load_matplotlib() -> Any:
-    """Raises ValueError when it is not installed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("--save needs matplotlib: pip install 'twinfer[bench]'.") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

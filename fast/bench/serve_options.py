@@ -6,12 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from reference.frontend.bench_serve import (
+from fast.bench.plots import load_matplotlib
+from fast.bench.serve import (
     LoadClient,
     LoadResult,
     Objectives,
     closed_loop,
-    load_matplotlib,
     open_loop,
     print_results,
     read_requests,
@@ -21,8 +21,8 @@ from reference.frontend.bench_serve import (
 )
 
 
-def add_bench_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Add the group `serve`."""
+def add_options(parser: argparse.ArgumentParser, tier: str | None) -> None:
+    """The server may be of any make, so no tier is asked for."""
     group = parser.add_argument_group("serve", "Load on a server that runs, of any make.")
     group.add_argument(
         "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: http://127.0.0.1:8000)"
@@ -56,7 +56,7 @@ def add_bench_serve_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--save", type=Path, metavar="PATH", help="write PATH.json and the plot PATH.png")
 
 
-def bench_serve(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Run the loads one after the other. Returns 0, or 1 when a request failed.
 
     Raises:

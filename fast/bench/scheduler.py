@@ -6,6 +6,7 @@ over many steps, all tiers measured in the same minute.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from reference.contracts.protocols import Scheduler, Tier
 from reference.contracts.request import Request, RequestStatus
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput
+from reference.frontend.cli_options import add_tier_option
 from reference.frontend.conform import NO_MODEL
+from reference.frontend.tiers import available_tiers, load_tier
 
 NUM_RUNNING, NUM_TOKENS, BLOCK_SIZE, NUM_STEPS = 256, 1000, 16, 200
 _PARAMS = SamplingParams(max_tokens=10_000, ignore_eos=True)
@@ -34,6 +37,16 @@ class SchedulerCosts:
     by_cached_blocks: dict[int, float]  # the same step, with so many blocks in the prefix cache
     by_waiting: dict[int, float]  # the same step, with so many requests waiting
     add: float  # adding a request of 1,000 tokens, hashes and prefix lookup included
+
+
+def add_options(parser: argparse.ArgumentParser, tier: str | None) -> None:
+    add_tier_option(parser, tier)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names = [arguments.tier] if arguments.tier is not None else sorted(available_tiers(), reverse=True)
+    print_costs(bench_scheduler([load_tier(name) for name in names]))
+    return 0
 
 
 def bench_scheduler(tiers: Sequence[Tier]) -> list[SchedulerCosts]:

@@ -6,6 +6,7 @@ are what the tier's scheduler really did.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -16,6 +17,11 @@ from reference.contracts.protocols import Tier
 from reference.contracts.request import Request
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput
+from reference.frontend.checkpoint import load_checkpoint
+from reference.frontend.cli_options import add_tier_option, parse_memory
+from reference.frontend.engine_args import DEFAULT_KV_CACHE_MEMORY, DEFAULT_MODEL
+from reference.frontend.model_store import resolve_model
+from reference.frontend.tiers import pick_tier
 
 NUM_PROMPT_TOKENS, NUM_SEQUENCES, NUM_OUTPUT_TOKENS, BLOCK_SIZE = 517, 10, 48, 16
 
@@ -28,6 +34,24 @@ class MemoryUse:
     peak_blocks: int
     prefill_tokens: int
     copies: int
+
+
+def add_options(parser: argparse.ArgumentParser, tier: str | None) -> None:
+    add_tier_option(parser, tier)
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, metavar="MODEL", help=f"whose KV cache (default: {DEFAULT_MODEL})"
+    )
+    parser.add_argument(
+        "--kv-cache-memory", type=parse_memory, default=DEFAULT_KV_CACHE_MEMORY, metavar="SIZE",
+        help="size of the pool: bytes, or 512MiB, 1GiB (default: 512MiB)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    model = load_checkpoint(resolve_model(arguments.model)).config
+    uses = bench_memory(pick_tier(arguments.tier), model)
+    print_memory(arguments.model, model, arguments.kv_cache_memory, uses)
+    return 0
 
 
 def bench_memory(tier: Tier, model: ModelConfig) -> list[MemoryUse]:
