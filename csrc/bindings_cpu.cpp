@@ -198,6 +198,15 @@ void linear(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::h
   launch(cpu::linear, {rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]}, tokens_of(args), threads);
 }
 
+void linear_argmax(py::handle out, py::handle x, const cpu::PackedMatrix& weight, int threads) {
+  Arguments args;
+  args.define("C", weight.in_features());
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView columns = args.tensor("out", out, kInt64, kContiguous, {"T"});
+  launch(cpu::linear_argmax, {columns.data<int64_t>(), rows_of<const float>(in), &weight, args["T"]}, tokens_of(args),
+         threads);
+}
+
 void embedding(py::handle out, py::handle ids, const cpu::PackedMatrix& weight, int threads) {
   Arguments args;
   args.define("C", weight.in_features());
@@ -456,6 +465,7 @@ PYBIND11_MODULE(_cpu, m) {
       .def_property_readonly("out_features", &twinfer::cpu::PackedMatrix::out_features)
       .def_property_readonly("num_bytes", &twinfer::cpu::PackedMatrix::num_bytes);
   m.def("linear", &twinfer::linear, arg("out"), arg("x"), arg("weight"), arg("bias").none(true), arg("threads"));
+  m.def("linear_argmax", &twinfer::linear_argmax, arg("out"), arg("x"), arg("weight"), arg("threads"));
   m.def("embedding", &twinfer::embedding, arg("out"), arg("ids"), arg("weight"), arg("threads"));
   m.def("position_embedding", &twinfer::position_embedding, arg("out"), arg("positions"), arg("table"), arg("threads"));
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("threads"));

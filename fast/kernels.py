@@ -468,6 +468,22 @@ def linear(
     _cpu.linear(out, x, weight, bias, torch.get_num_threads())
 
 
+def linear_argmax(out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix) -> None:
+    """out = argmax(x W^T) of each row, the lowest column among equals: what `linear` and a greedy `sample` would give.
+
+    The product itself is never written: of a head with 49,152 outputs it is 192 KB a row. On the CPU alone.
+
+    Args:
+        out: int64 [T], written; -1 for a row that contains NaN.
+        x: [T, C], rows.
+        weight: [F, C], packed.
+
+    Raises:
+        ValueError: a bad tensor.
+    """
+    _cpu.linear_argmax(out, x, weight, torch.get_num_threads())
+
+
 @_on_device
 def embedding(out: torch.Tensor, ids: torch.Tensor, weight: PackedMatrix) -> None:
     """out = rows `ids` of a packed matrix, in float32.

@@ -5,6 +5,7 @@ What differs:
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
 - The model is recorded and replayed in one call: `fast/cpu_forward.py` on the CPU, `fast/device_forward.py` on a GPU.
+- On the CPU a step of greedy requests alone takes the largest logit where the head computes it: no logits are written.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -30,6 +31,7 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs
 from reference.contracts.protocols import Checkpoint
 from reference.contracts.request import child_request_id
+from reference.contracts.sampling_params import GREEDY_TEMPERATURE
 from reference.contracts.schedule import (
     NAN_LOGITS,
     NO_TOKEN,
@@ -128,24 +130,34 @@ class ModelRunner:
             if not len(step.sampled_rows.requests):
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
                 return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
-            logits = self._logits(hidden.index_select(0, step.logits_rows))  # [R, V]
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
-            is_one_each = len(draws.rows) == len(logits)
-            drawn = (
-                logits if is_one_each else logits.index_select(0, kernels.place(torch.from_numpy(draws.rows)))
-            )
-            metadata = self._sampling_metadata(draws, schedule)
-            # The sampler works in place on the rows it processes, and what is handed out is the model's.
-            spoils_raw = drawn is logits and (metadata.processed_rows or metadata.bitmasks)
-            needs_raw = self.config.keep_logits or self.batch.num_logprobs
-            raw = logits.clone() if spoils_raw and needs_raw else logits
-            token_ids = self.sampler(drawn, metadata)  # one a draw
+            token_ids, raw = self._sample(hidden.index_select(0, step.logits_rows), draws, schedule)
         output = self._make_output(draws, token_ids, raw)
         self.batch.newest = output.sampled_token_ids
         output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
+
+    def _sample(
+        self, hidden: torch.Tensor, draws: _Draws, schedule: SchedulerOutput
+    ) -> tuple[list[int], torch.Tensor]:
+        """Hidden [R, C] -> one token a draw, and the logits [R, V] that were asked for: none where R becomes 0."""
+        metadata = self._sampling_metadata(draws, schedule)
+        needs_raw = self.config.keep_logits or self.batch.num_logprobs
+        changes = metadata.processed_rows or metadata.bitmasks
+        is_greedy = not bool((metadata.temperature >= GREEDY_TEMPERATURE).any())
+        if self.device is None and is_greedy and not (needs_raw or changes):
+            largest = torch.empty(len(hidden), dtype=torch.int64)  # [R]
+            kernels.linear_argmax(largest, hidden, self.model.lm_head.weight)
+            return largest.numpy()[draws.rows].tolist(), hidden.new_empty(0, 0)
+        logits = self._logits(hidden)  # [R, V]
+        is_one_each = len(draws.rows) == len(logits)
+        rows = kernels.place(torch.from_numpy(draws.rows))  # [M]
+        drawn = logits if is_one_each else logits.index_select(0, rows)  # [M, V]
+        # The sampler works in place on the rows it processes, and what is handed out is the model's.
+        raw = logits.clone() if drawn is logits and changes and needs_raw else logits
+        return self.sampler(drawn, metadata), raw
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""

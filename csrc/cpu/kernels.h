@@ -64,6 +64,14 @@ struct Linear {
 };
 void linear(const Linear& args, Isa isa, int threads);
 
+struct LinearArgmax {
+  int64_t* out;                   // [T], the column of the largest output, -1 for a row with a NaN
+  Rows<const float> x;            // [T, C]
+  const PackedMatrix* weight;     // [F, C]
+  int64_t num_tokens;             // T
+};
+void linear_argmax(const LinearArgmax& args, Isa isa, int threads);
+
 // How many outputs stand in one tile of a matrix for this instruction set.
 int tile_columns(Isa isa);
 

@@ -11,9 +11,12 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
+#include <limits>
+#include <vector>
 
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
+#include "cpu/sampler.h"
 #include "cpu/simd.h"
 
 #define TWINFER_ISA_BODY "cpu/linear.inc"
@@ -56,6 +59,10 @@ ChunkPlan plan_chunks(const Linear& args, int threads) {
   return plan;
 }
 
+int64_t work_of(const Linear& args) {
+  return args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
+}
+
 }  // namespace
 
 int tile_columns(Isa isa) { return TWINFER_DISPATCH(isa, kTileColumns); }
@@ -63,9 +70,31 @@ int tile_columns(Isa isa) { return TWINFER_DISPATCH(isa, kTileColumns); }
 void linear(const Linear& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
   const ChunkPlan plan = plan_chunks(args, threads);
-  const auto multiply = TWINFER_DISPATCH(isa, multiply_chunk);
-  const int64_t work = args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
-  parallel_for(plan.num_chunks(), work, threads, [&](int64_t chunk, int) { multiply(args, plan[chunk]); });
+  const auto multiply = TWINFER_DISPATCH(isa, store_chunk);
+  parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t chunk, int) { multiply(args, plan[chunk]); });
+}
+
+void linear_argmax(const LinearArgmax& args, Isa isa, int threads) {
+  if (args.num_tokens == 0) return;
+  const Linear product{{nullptr, 0}, args.x, args.weight, nullptr, args.num_tokens};
+  const ChunkPlan plan = plan_chunks(product, threads);
+  const auto argmax = TWINFER_DISPATCH(isa, argmax_chunk);
+  // [tile chunks, T]: chunks of other columns of a row may be computed at the same time
+  std::vector<RowMax> best(static_cast<size_t>(plan.tile_chunks() * args.num_tokens));
+  parallel_for(plan.num_chunks(), work_of(product), threads, [&](int64_t index, int) {
+    const LinearChunk chunk = plan[index];
+    argmax(product, chunk, best.data() + index % plan.tile_chunks() * args.num_tokens + chunk.first_row);
+  });
+  for (int64_t t = 0; t < args.num_tokens; ++t) {
+    RowMax row = best[static_cast<size_t>(t)];
+    for (int64_t i = 1; i < plan.tile_chunks(); ++i) {
+      const RowMax& other = best[static_cast<size_t>(i * args.num_tokens + t)];
+      const bool has_nan = row.has_nan || other.has_nan;
+      if (other.value > row.value) row = other;
+      row.has_nan = has_nan;
+    }
+    args.out[t] = row.has_nan ? -1 : row.id;
+  }
 }
 
 void embedding(const Embedding& args, int threads) {

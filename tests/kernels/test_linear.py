@@ -203,6 +203,53 @@ def test_nan_and_infinite_numbers_stay_in_their_row() -> None:
     assert torch.equal(out[others], clean[others])
 
 
+def largest(x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
+    out = torch.full((len(x),), -9)
+    kernels.linear_argmax(out, x, weight)
+    return out
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_largest_output_of_a_row_is_found_without_writing_the_row(
+    kind: str, threads: int, use_threads: Callable[[int], None]
+) -> None:
+    use_threads(threads)
+    matrix, _ = packed(kind, (1330, 96))
+    for num_tokens in (1, 2, 5, 30, 400):
+        x = random(num_tokens, 96, seed=num_tokens)
+        assert torch.equal(largest(x, matrix), product(x, matrix).argmax(dim=1)), num_tokens
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_of_equal_outputs_the_lowest_column_is_the_largest(
+    threads: int, use_threads: Callable[[int], None]
+) -> None:
+    use_threads(threads)
+    weight = torch.zeros(3000, 64)
+    weight[[70, 71, 500, 2999], 0] = 1.0
+    matrix = kernels.pack([("F32", weight.view(torch.uint8))], 64)
+    x = torch.zeros(4, 64)
+    x[0, 0], x[1, 0], x[2] = 1.0, -1.0, -float("inf")  # 70; all others tie; 0 * inf is NaN
+    x[3, 1] = 5.0
+    assert largest(x, matrix).tolist() == [70, 0, -1, 0]
+
+
+def test_a_row_whose_outputs_are_all_minus_infinity_has_its_first_column() -> None:
+    matrix = kernels.pack([("F32", torch.full((200, 32), 1e30).view(torch.uint8))], 32)
+    x = torch.full((1, 32), -1e30)
+    assert product(x, matrix).isinf().all()
+    assert largest(x, matrix).tolist() == [0]
+
+
+@pytest.mark.parametrize("place", [0, 69, 1329])
+def test_a_row_with_nan_has_no_largest_output(place: int) -> None:
+    weight = random(1330, 32, seed=3)
+    weight[place, 4] = float("nan")
+    matrix = kernels.pack([("F32", weight.view(torch.uint8))], 32)
+    assert largest(random(3, 32, seed=1), matrix).tolist() == [-1, -1, -1]
+
+
 def test_no_row_is_no_work() -> None:
     matrix, _ = packed("Q4_1", (70, 64))
     assert product(torch.zeros(0, 64), matrix).shape == (0, 70)
