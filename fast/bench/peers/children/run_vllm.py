@@ -27,7 +27,7 @@ class Vllm:
         how = "eager" if eager else "compiled"
         preloaded = [Path(library).name for library in os.environ.get("LD_PRELOAD", "").split(":") if library]
         self.configuration = (
-            f"float32, {how}, prefix caching, {threads} threads, cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']} bound, "
+            f"float32, {how}, prefix caching, cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']} bound, "
             f"preloaded: {', '.join(preloaded) or 'nothing'}"
         )
 
