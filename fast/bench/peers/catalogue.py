@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -93,9 +94,10 @@ def _ctranslate2(model: Path, python: Path) -> Path:
 
 def _vllm_variables(folder: Path, threads: int) -> Mapping[str, str]:
     """What vLLM's guide for the CPU recommends: threads bound to cores, tcmalloc and Intel's OpenMP preloaded."""
+    cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else range(threads)
     libraries = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), *folder.glob("lib/libiomp5.so")]
     return {
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "HF_HUB_OFFLINE": "1",
         "LD_PRELOAD": ":".join(map(str, libraries)),

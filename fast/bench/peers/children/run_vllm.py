@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 from child import Requests, serve
 
@@ -23,8 +25,10 @@ class Vllm:
             disable_log_stats=True,
         )
         how = "eager" if eager else "compiled"
+        preloaded = [Path(library).name for library in os.environ.get("LD_PRELOAD", "").split(":") if library]
         self.configuration = (
-            f"float32, {how}, prefix caching, cores 0 to {threads - 1} bound, tcmalloc and iomp5 if found"
+            f"float32, {how}, prefix caching, cores {os.environ['VLLM_CPU_OMP_THREADS_BIND']} bound, "
+            f"preloaded: {', '.join(preloaded) or 'nothing'}"
         )
 
     def run(self, requests: Requests) -> list[int]:
