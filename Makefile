@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve app app-shots records test test-long test-mutants test-races kernels-report lint format model docs loc setup clean distclean
+.PHONY: help demo serve app app-shots records records-serve test test-long test-mutants test-races kernels-report lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,15 @@ RECORDED := roofline throughput latency seqs blocksize prefix startup
 records: setup $(STAMPS)/dev model ## on a quiet machine: measure everything anew for docs/performance.md
 	@uptime; for name in $(RECORDED); do \
 	  $(BIN)/twinfer bench $$name --save docs/benchmarks/$$(date -I)-$$name || exit 1; done
+
+SERVED := --base-url http://127.0.0.1:8321
+records-serve: setup $(STAMPS)/dev model ## the same for a server under load, with docs/images/serve.png
+	@uptime; mkdir -p build; $(DEMO_THREADS) $(BIN)/twinfer serve --port 8321 --no-access-log >build/serve.log 2>&1 & trap "kill $$!" EXIT; \
+	  until $(BIN)/twinfer bench health $(SERVED) --seconds 0.1 >/dev/null 2>&1; do \
+	    kill -0 $$! || { cat build/serve.log; exit 1; }; sleep 1; done; \
+	  to=docs/benchmarks/$$(date -I); $(BIN)/twinfer bench health $(SERVED) --save $$to-health && \
+	  $(BIN)/twinfer bench serve $(SERVED) --request-rate 0.25 0.5 1 2 4 --num-prompts 32 --save $$to-serve && \
+	  cp $$to-serve.png docs/images/serve.png
 
 test: setup $(STAMPS)/app $(STAMPS)/dev $(STAMPS)/nvcc model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
 	@tools/setup.sh browser

@@ -333,15 +333,22 @@ def draw_results(document: Document, figure: Any) -> None:
     """Latency against throughput: where a line turns upwards, the server has no more to give."""
     loads = [row for row in document["loads"] if row["failed"] < row["requests"]]
     throughput = [row["output_tokens_per_second"] for row in loads]
-    names = {"Time to first token": "ttft_ms", "Between tokens": "itl_ms", "Whole answer": "e2e_ms"}
-    for axes, (title, name) in zip(figure.subplots(1, 3), names.items(), strict=True):
+    panels = (
+        ("Time to first token", "ttft_ms", "ms", 1.0),
+        ("Between tokens", "itl_ms", "ms", 1.0),
+        ("Whole answer", "e2e_ms", "s", 1e-3),
+    )
+    for axes, (title, name, unit, scale) in zip(figure.subplots(1, 3), panels, strict=True):
         for percentile, marker in zip(PERCENTILES, "osD", strict=True):
-            axes.plot(throughput, [row[name][percentile] for row in loads], marker=marker, label=percentile)
-        for x, row in zip(throughput, loads, strict=True):
+            values = [scale * row[name][percentile] for row in loads]
+            axes.plot(throughput, values, marker=marker, label=percentile)
+        for x, y, row in zip(throughput, values, loads, strict=True):
             axes.annotate(
-                row["load"].removesuffix(" requests/s"), (x, row[name]["p99"]), (0, 7), textcoords="offset points",
-                ha="center", fontsize=9,
+                row["load"].replace(" requests", ""), (x, y), (0, 8), textcoords="offset points", ha="center",
+                fontsize=9,
             )  # fmt: skip
-        axes.set(title=title, xlabel="generated tokens/s", ylabel="ms", ylim=(0, None))
-        axes.margins(y=0.15)
-    figure.axes[0].legend(title="number at a point: load", title_fontsize=9, loc="upper left")
+        axes.set(title=title, xlabel="generated tokens/s", ylabel=unit)
+        axes.margins(x=0.12, y=0.16)
+        axes.set_ylim(bottom=0)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PERCENTILES))

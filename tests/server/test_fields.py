@@ -105,3 +105,21 @@ def test_the_options_of_a_stream_are_known_by_name() -> None:
 
     names = set(ChatCompletionStreamOptionsParam.__annotations__)
     assert names - set(StreamOptions.model_fields) - set(StreamOptions.refused) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt", [1] * 1000 + ["x"]),
+        ("prompt", ["x"] * 1000 + [1]),
+        ("stop", [1] * 1000),
+        ("stop_token_ids", ["1"] * 1000),
+        ("bad_words", [1] * 1000),
+        ("logit_bias", dict.fromkeys(map(str, range(20_000)), "x")),
+    ],
+)
+def test_a_list_that_is_wrong_in_many_places_has_few_errors(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"prompt": "x", name: value})
+    assert caught.value.error_count() < 10
+    assert invalid_body(caught.value).param == name
