@@ -317,7 +317,13 @@ def launch(
     """
     blocks = make_app(watch_remote=watch_remote)
     _, address, _ = blocks.launch(
-        server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, favicon_path=ICON, **looks()
+        server_name=host,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        favicon_path=ICON,
+        **looks(),
     )
     print(f"Twinfer is at {address}", flush=True)
     if block:
