@@ -150,7 +150,13 @@ def test_every_engine_file_of_one_tier_has_a_twin_in_the_other() -> None:
     extra = {path.relative_to(ROOT / "fast").as_posix() for path in python_files("fast")} - expected
     extra = {name for name in extra if not name.startswith("bench/")}  # measures both tiers
     entrypoints = {f"entrypoints/{name}.py" for name in ("__init__", "openai/__init__", "openai/api_server")}
-    assert extra - entrypoints == {"cores.py", "kernel_trace.py", "kernels.py", "ladder.py", "models/weights.py"}
+    assert extra - entrypoints == {
+        "cores.py",
+        "kernel_trace.py",
+        "kernels.py",
+        "ladder.py",
+        "models/weights.py",
+    }
 
 
 @pytest.mark.parametrize("name", mirrored_files())
