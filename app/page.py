@@ -293,7 +293,6 @@ def looks() -> dict[str, Any]:
     """How the page looks, however it is served."""
     return {
         "css": styles(),
-        "favicon_path": ICON,
         "theme": gr.themes.Default(primary_hue="blue", neutral_hue="zinc"),
         "i18n": T,
         "footer_links": [],
@@ -318,7 +317,13 @@ def launch(
     """
     blocks = make_app(watch_remote=watch_remote)
     _, address, _ = blocks.launch(
-        server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, **looks()
+        server_name=host,
+        server_port=port,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        favicon_path=ICON,
+        **looks(),
     )
     print(f"Twinfer is at {address}", flush=True)
     if block:
