@@ -83,6 +83,27 @@ void reshape_and_cache(py::handle key, py::handle value, py::handle k_cache, py:
          {values_in_range("slot_mapping", slots.data<const int64_t>(), num_slots, "(N * B slots)")});
 }
 
+void swap_blocks(py::handle source, py::handle target, py::handle block_mapping, int threads) {
+  Arguments args;
+  const TensorView from = args.tensor("source", source, kFloat32, kContiguous, {"Ns", "B", "Hkv", "D"});
+  const TensorView to = args.tensor("target", target, kFloat32, kContiguous, {"Nt", "B", "Hkv", "D"});
+  args.define("2", 2);
+  const TensorView pairs = args.tensor("block_mapping", block_mapping, kInt64, kContiguous, {"P", "2"});
+  check_threads(threads);
+  refuse_to_record("swap_blocks");
+  const py::gil_scoped_release released;
+  const auto* blocks = pairs.data<const int64_t>();
+  for (int64_t i = 0; i < 2 * args["P"]; ++i) {
+    const int64_t limit = args[i % 2 == 0 ? "Ns" : "Nt"];
+    if (blocks[i] >= 0 && blocks[i] < limit) continue;
+    reject("block_mapping: expected blocks in [0, " + std::to_string(limit) + "), got " + std::to_string(blocks[i]) +
+           " in pair " + std::to_string(i / 2) + ".");
+  }
+  cpu::swap_blocks({from.data<const float>(), to.data<float>(), blocks, args["P"],
+                    args["B"] * args["Hkv"] * args["D"]},
+                   threads);
+}
+
 // What the kernel relies on to stay inside its tensors.
 void check_attention(const cpu::PagedAttention& a, int64_t num_tokens, int64_t max_blocks, int64_t num_blocks) {
   if (a.query_start_loc[0] != 0 || a.query_start_loc[a.num_seqs] != num_tokens) {
@@ -456,6 +477,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isa", [] { return twinfer::cpu::isa_name(twinfer::cpu::active_isa()); });
   m.def("reshape_and_cache", &twinfer::reshape_and_cache, arg("key"), arg("value"), arg("k_cache"), arg("v_cache"),
         arg("slot_mapping"), arg("threads"));
+  m.def("swap_blocks", &twinfer::swap_blocks, arg("source"), arg("target"), arg("block_mapping"), arg("threads"));
   m.def("paged_attention", &twinfer::paged_attention, arg("out"), arg("query"), arg("k_cache"), arg("v_cache"),
         arg("block_tables"), arg("query_start_loc"), arg("seq_lens"), arg("scale"), arg("sliding_window"),
         arg("threads"));

@@ -367,8 +367,11 @@ def swap_blocks(source: torch.Tensor, target: torch.Tensor, block_mapping: torch
     Args:
         source, target: of a layer's K or V, one of them in the host pool.
         block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
+
+    Raises:
+        ValueError: a bad tensor, or a block outside its cache; then nothing is written.
     """
-    target.index_copy_(0, block_mapping[:, 1], source.index_select(0, block_mapping[:, 0]))
+    _cpu.swap_blocks(source, target, block_mapping, torch.get_num_threads())
 
 
 @_on_device

@@ -16,4 +16,15 @@ void reshape_and_cache(const CacheWrite& args, int threads) {
   });
 }
 
+void swap_blocks(const SwapBlocks& args, int threads) {
+  const size_t bytes = static_cast<size_t>(args.block_floats) * sizeof(float);
+  parallel_rows(args.num_pairs, args.block_floats, threads, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t from = args.block_mapping[2 * p], to = args.block_mapping[2 * p + 1];
+      if (args.source + from * args.block_floats == args.target + to * args.block_floats) continue;
+      std::memcpy(args.target + to * args.block_floats, args.source + from * args.block_floats, bytes);
+    }
+  });
+}
+
 }  // namespace twinfer::cpu

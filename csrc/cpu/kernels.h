@@ -34,6 +34,15 @@ struct CacheWrite {
 };
 void reshape_and_cache(const CacheWrite& args, int threads);
 
+struct SwapBlocks {
+  const float* source;            // [Ns, block]
+  float* target;                  // [Nt, block], may be `source`
+  const int64_t* block_mapping;   // [P, 2], pairs (from, to); no block is written that another pair reads or writes
+  int64_t num_pairs;              // P
+  int64_t block_floats;           // B * Hkv * D
+};
+void swap_blocks(const SwapBlocks& args, int threads);
+
 // Longer than every context, and far enough from the end of the type: a position minus it and minus a tile still fits.
 constexpr int64_t kNoWindow = std::numeric_limits<int64_t>::max() / 4;
 
