@@ -162,7 +162,11 @@ def test_kept_logits_have_a_row_for_each_sampled_token(tier: Tier) -> None:
 
 
 def break_rows(runner: Any, is_broken: Any) -> None:
-    """Turn rows of logits to NaN; `is_broken` gets the number of rows and answers with their indices."""
+    """Turn rows of logits to NaN; `is_broken` gets the number of rows and answers with their indices.
+
+    Logits are kept: else the fast tier takes the best token of a greedy row without writing them.
+    """
+    runner.config = replace(runner.config, keep_logits=True)
     compute = runner.model.compute_logits
 
     def broken(hidden: Any) -> Any:
