@@ -19,8 +19,8 @@ from dataclasses import replace
 import torch
 
 from fast.attention import AttentionMetadata
+from fast.cpu_forward import KVCache, Model
 from fast.input_batch import StepInput
-from fast.plan import KVCache, Model
 from reference.contracts.config import EngineConfig, cdiv
 
 NO_SLOT = -1

@@ -4,7 +4,7 @@ What differs:
 
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
-- The model is recorded and replayed in one call: see `fast/plan.py` for the CPU, `fast/device_forward.py` for a GPU.
+- The model is recorded and replayed in one call: `fast/cpu_forward.py` on the CPU, `fast/device_forward.py` on a GPU.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -21,10 +21,10 @@ import torch
 
 from fast import kernels
 from fast.block_transfer import BlockTransfer
+from fast.cpu_forward import PlannedForward
 from fast.device_forward import DeviceForward
 from fast.input_batch import InputBatch, StepInput
 from fast.models import get_model_class
-from fast.plan import PlannedForward
 from fast.sampler import NO_TOKEN_LEFT, ProcessedRow, Sampler, SamplingMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.logits import PROMPT_ROWS, top_logprobs, top_prompt_logprobs

@@ -144,7 +144,7 @@ confirm_large_download() {
 # Kernels for GPUs take minutes to compile: only where there is one to run them, or TWINFER_CUDA says so.
 extension() {
   local cuda=${TWINFER_CUDA:-OFF} time="under a minute"
-  if [ -z "${TWINFER_CUDA:-}" ] && nvidia-smi -L 2>/dev/null | grep -q GPU; then cuda=AUTO; fi
+  if [[ -z ${TWINFER_CUDA:-} && $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then cuda=AUTO; fi
   if [ "$cuda" != OFF ]; then time="minutes, with kernels for the GPU"; fi
   run "the C++ extension ($time)" extension pip install --no-build-isolation --no-deps \
     -C cmake.define.TWINFER_CUDA="$cuda" -e .

@@ -1,12 +1,13 @@
 // Paged attention over a ragged batch: prefill chunks and decodes in one call.
 //
 // Invariant: what a query row gets depends on its query and its context alone. Every row walks its context in the
-// same tiles and, inside a tile, adds in the same order; the number of rows processed together, the threads and the
-// batch only decide when that happens. This is what makes generation batch-invariant, and the tests demand equal
-// bits.
+// same tiles and parts and, inside a tile, adds in the same order; the number of rows processed together, the threads
+// and the batch only decide when that happens. This is what makes generation batch-invariant, and the tests demand
+// equal bits.
 //
-// The online softmax is that of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et al., 2022); the
-// block table is vLLM's (Kwon et al., 2023).
+// The online softmax is that of Milakov and Gimelshein (2018), tiled as in FlashAttention (Dao et al., 2022); a long
+// context is split among cores and merged as in Flash-Decoding (Dao et al., 2023); the block table is vLLM's (Kwon et
+// al., 2023).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -26,89 +27,167 @@ namespace twinfer::cpu {
 namespace {
 
 constexpr int kFloatsPerLine = 16;  // a cache line, and the widest vector
+constexpr int kJobsPerThread = 4;   // fewer, and a thread may wait for the last job
 
 struct AlignedDelete {
   void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
 };
-using AlignedFloats = std::unique_ptr<float[], AlignedDelete>;
 
-AlignedFloats allocate_zeros(size_t count) {
-  AlignedFloats floats(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})));
-  std::fill_n(floats.get(), count, 0.0f);
-  return floats;
+// The calling thread's memory, kept from call to call. What an earlier call left there is not cleared.
+float* borrow(size_t count) {
+  thread_local std::unique_ptr<float[], AlignedDelete> memory;
+  thread_local size_t size = 0;
+  if (count > size) {
+    memory.reset();
+    size = 0;
+    memory.reset(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})));
+    size = count;
+  }
+  return memory.get();
 }
 
 size_t round_up(size_t count) { return (count + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine; }
 
-// Splits every sequence's query rows into items and returns them with the longest context first: the last item to
-// finish is then a short one.
-std::vector<AttentionItem> split(const PagedAttention& args) {
-  const int rows_per_item = std::max(1, kMaxItemRows / (args.num_heads / args.num_kv_heads));
-  std::vector<AttentionItem> items;
+// Splits every sequence's query rows into jobs for all heads and the whole context.
+std::vector<AttentionJob> split_rows(const PagedAttention& args) {
+  const int rows_per_job = std::max(1, kMaxJobRows / (args.num_heads / args.num_kv_heads));
+  std::vector<AttentionJob> jobs;
   for (int64_t s = 0; s < args.num_seqs; ++s) {
     const int64_t begin = args.query_start_loc[s], end = args.query_start_loc[s + 1];
     const int64_t computed = args.seq_lens[s] - (end - begin);
-    for (int64_t row = begin; row < end; row += rows_per_item) {
-      const int num_rows = static_cast<int>(std::min<int64_t>(rows_per_item, end - row));
-      items.push_back({s, row, num_rows, computed + (row - begin) + 1});
+    for (int64_t row = begin; row < end; row += rows_per_job) {
+      AttentionJob job{};
+      job.seq = s;
+      job.first_row = row;
+      job.num_rows = static_cast<int>(std::min<int64_t>(rows_per_job, end - row));
+      job.first_context = computed + (row - begin) + 1;
+      job.num_heads = args.num_kv_heads;
+      // Rows only move right: what lies left of the first row's window no row of this job sees.
+      job.first_part = std::max<int64_t>(0, job.first_context - args.sliding_window) / kPart;
+      job.end_part = (job.longest_context() + kPart - 1) / kPart;
+      jobs.push_back(job);
     }
   }
-  std::sort(items.begin(), items.end(), [](const AttentionItem& a, const AttentionItem& b) {
-    return a.first_context != b.first_context ? a.first_context > b.first_context : a.first_row < b.first_row;
-  });
-  return items;
+  return jobs;
 }
 
-struct ScratchLayout {
+// One job for each KV head. A job for all of them reads whole rows of K and V, one after the other; so this is for few.
+std::vector<AttentionJob> split_heads(const std::vector<AttentionJob>& jobs) {
+  std::vector<AttentionJob> split;
+  for (AttentionJob job : jobs) {
+    const int num_heads = std::exchange(job.num_heads, 1);
+    for (job.first_head = 0; job.first_head < num_heads; ++job.first_head) split.push_back(job);
+  }
+  return split;
+}
+
+// One job for each part of the context, so that one long sequence keeps all cores busy.
+std::vector<AttentionJob> split_parts(const std::vector<AttentionJob>& jobs) {
+  std::vector<AttentionJob> split;
+  for (AttentionJob job : jobs) {
+    const int64_t end = job.end_part;
+    for (int64_t part = job.first_part; part < end; ++part) {
+      job.first_part = part;
+      job.end_part = part + 1;
+      split.push_back(job);
+    }
+  }
+  return split;
+}
+
+struct Layout {
   size_t rows;   // M
   size_t depth;  // D
   size_t width;
 
-  size_t row_floats() const { return round_up(rows * width); }
-  size_t size() const {
-    return 2 * row_floats() + rows * kTile + depth * kTile + kTile * width + 2 * round_up(rows);
+  size_t softmax_floats() const { return round_up(rows * width) + 2 * round_up(rows); }
+  size_t scratch_floats() const {
+    return round_up(rows * width) + kMaxBlockRows * kTile + depth * kTile + kTile * width + 2 * softmax_floats();
   }
-  Scratch at(float* base) const {
+  Softmax softmax_at(float* base) const {
+    const size_t acc = round_up(rows * width);
+    return {base, base + acc, base + acc + round_up(rows)};
+  }
+  Scratch scratch_at(float* base) const {
     Scratch scratch{};
     const auto take = [&base](size_t count) { return std::exchange(base, base + count); };
-    scratch.query = take(row_floats());
-    scratch.acc = take(row_floats());
-    scratch.weights = take(rows * kTile);
+    scratch.query = take(round_up(rows * width));
+    scratch.weights = take(kMaxBlockRows * kTile);
     scratch.keys = take(depth * kTile);
     scratch.values = take(kTile * width);
-    scratch.row_max = take(round_up(rows));
-    scratch.row_sum = take(round_up(rows));
+    scratch.all = softmax_at(take(softmax_floats()));
+    scratch.part = softmax_at(take(softmax_floats()));
     scratch.width = static_cast<int>(width);
     return scratch;
   }
 };
 
+// How the work is cut up. It decides who computes what, never what is computed.
+struct AttentionPlan {
+  std::vector<AttentionJob> jobs;
+  std::vector<AttentionJob> merges;  // jobs whose parts are jobs of their own; their parts follow each other in `jobs`
+  Layout layout;
+  int64_t work = 0;
+};
+
+AttentionPlan plan_jobs(const PagedAttention& args, int threads) {
+  AttentionPlan plan;
+  plan.jobs = split_rows(args);
+  const auto enough = [&] { return threads == 1 || static_cast<int>(plan.jobs.size()) >= kJobsPerThread * threads; };
+  if (!enough()) plan.jobs = split_heads(plan.jobs);
+  size_t most_rows = 0, num_parts = 0;
+  for (const AttentionJob& job : plan.jobs) {
+    most_rows = std::max(most_rows, static_cast<size_t>(job.num_rows) * static_cast<size_t>(job.num_heads));
+    num_parts += static_cast<size_t>(job.end_part - job.first_part);
+    // Two multiply-adds for each head, context token and dimension, eight or so at a time.
+    const int64_t seen = std::min(job.first_context, args.sliding_window);
+    const int64_t heads = int64_t{job.num_heads} * (args.num_heads / args.num_kv_heads);
+    plan.work += job.num_rows * heads * seen * args.head_dim / 4;
+  }
+  if (!enough() && num_parts > plan.jobs.size()) {
+    plan.merges = plan.jobs;
+    plan.jobs = split_parts(plan.jobs);
+  }
+  const auto depth = static_cast<size_t>(args.head_dim);
+  const auto group = static_cast<size_t>(args.num_heads / args.num_kv_heads);
+  plan.layout = {most_rows * group, depth, round_up(depth)};
+  return plan;
+}
+
+// The jobs with the longest context first: the last one to finish is then a short one.
+void sort_by_length(std::vector<AttentionJob>& jobs) {
+  std::stable_sort(jobs.begin(), jobs.end(), [](const AttentionJob& a, const AttentionJob& b) {
+    return a.first_context > b.first_context;
+  });
+}
+
 }  // namespace
 
 void paged_attention(const PagedAttention& args, Isa isa, int threads) {
-  const std::vector<AttentionItem> items = split(args);
-  const int group = args.num_heads / args.num_kv_heads;
-  int64_t most_rows = 0, work = 0;
-  for (const AttentionItem& item : items) {
-    most_rows = std::max<int64_t>(most_rows, item.num_rows);
-    // Two multiply-adds for each head, context token and dimension, eight or so at a time.
-    const int64_t seen = std::min(item.first_context, args.sliding_window);
-    work += item.num_rows * args.num_heads * seen * args.head_dim / 4;
-  }
-  const int64_t jobs = static_cast<int64_t>(items.size()) * args.num_kv_heads;
-  const size_t depth = static_cast<size_t>(args.head_dim);
-  const ScratchLayout layout{static_cast<size_t>(most_rows * group), depth, round_up(depth)};
-  const int team = worth_a_team(jobs, work, threads) ? threads : 1;
-  const AlignedFloats memory = allocate_zeros(layout.size() * static_cast<size_t>(team));
+  AttentionPlan plan = plan_jobs(args, threads);
+  const auto num_jobs = static_cast<int64_t>(plan.jobs.size());
+  const Layout& layout = plan.layout;
+  const size_t team = worth_a_team(num_jobs, plan.work, threads) ? static_cast<size_t>(threads) : 1;
+  const size_t num_partial = plan.merges.empty() ? 0 : plan.jobs.size();
+  float* memory = borrow(layout.scratch_floats() * team + layout.softmax_floats() * num_partial);
+  float* partial = memory + layout.scratch_floats() * team;
+  for (size_t i = 0; i < num_partial; ++i) plan.jobs[i].part = layout.softmax_at(partial + layout.softmax_floats() * i);
+  const std::vector<AttentionJob> parts = plan.merges.empty() ? std::vector<AttentionJob>{} : plan.jobs;
+  sort_by_length(plan.jobs);
 
   const auto attend = args.head_dim == 64    ? TWINFER_DISPATCH(isa, attend<64>)
                       : args.head_dim == 128 ? TWINFER_DISPATCH(isa, attend<128>)
                                              : TWINFER_DISPATCH(isa, attend<0>);
-  parallel_for(jobs, work, threads, [&](int64_t job, int thread) {
-    const Scratch scratch = layout.at(memory.get() + layout.size() * static_cast<size_t>(thread));
-    attend(args, items[static_cast<size_t>(job / args.num_kv_heads)], static_cast<int>(job % args.num_kv_heads),
-           scratch);
+  parallel_for(num_jobs, plan.work, threads, [&](int64_t job, int thread) {
+    attend(args, plan.jobs[static_cast<size_t>(job)],
+           layout.scratch_at(memory + layout.scratch_floats() * static_cast<size_t>(thread)));
   });
+  const auto merge = TWINFER_DISPATCH(isa, merge_parts);
+  const AttentionJob* next = parts.data();
+  for (const AttentionJob& job : plan.merges) {
+    merge(args, job, next, static_cast<int>(layout.width));
+    next += job.end_part - job.first_part;
+  }
 }
 
 }  // namespace twinfer::cpu

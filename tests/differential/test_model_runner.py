@@ -454,9 +454,9 @@ def test_logits_are_handed_out_only_when_asked_for() -> None:
     assert [int(spoken.logits["a"].argmax())] == silent.sampled_token_ids["a"]
 
 
-def test_another_device_than_the_cpu_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="CPU only: pass device='cpu', not 'cuda'"):
-        FastModelRunner(make_config(device="cuda"), RandomCheckpoint(MODEL))
+def test_an_unknown_device_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="device: expected 'cuda', or 'simt'.*got 'tpu'"):
+        FastModelRunner(make_config(device="tpu"), RandomCheckpoint(MODEL))
 
 
 def test_an_unknown_architecture_is_refused_by_both_runners_in_the_same_sentence() -> None:

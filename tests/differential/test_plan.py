@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import fast.plan
+import fast.cpu_forward
+from fast.cpu_forward import PlannedForward
 from fast.input_batch import StepInput
-from fast.plan import PlannedForward
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
@@ -69,16 +69,16 @@ def test_a_planned_step_has_the_bits_of_the_model(
 def test_a_step_above_the_size_of_the_plan_is_computed_by_the_model_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared_steps: list[tuple[int, bool]]
 ) -> None:
-    monkeypatch.setattr(fast.plan, "_MAX_PLANNED_TOKENS", 7)
+    monkeypatch.setattr(fast.cpu_forward, "_MAX_PLANNED_TOKENS", 7)
     folder = make_tiny_model(tmp_path / "llama", **ARCHITECTURES["qwen2"])
     recorded: list[int] = []
-    replay = fast.plan.kernels.Plan.replay
+    replay = fast.cpu_forward.kernels.Plan.replay
 
-    def note(self: fast.plan.kernels.Plan, num_tokens: int, num_seqs: int) -> None:
+    def note(self: fast.cpu_forward.kernels.Plan, num_tokens: int, num_seqs: int) -> None:
         recorded.append(num_tokens)
         replay(self, num_tokens, num_seqs)
 
-    monkeypatch.setattr(fast.plan.kernels.Plan, "replay", note)
+    monkeypatch.setattr(fast.cpu_forward.kernels.Plan, "replay", note)
     run(folder, 64)
     assert sorted(tokens for tokens, _ in compared_steps if tokens <= 7) == sorted(recorded)
     assert max(tokens for tokens, _ in compared_steps) == 24

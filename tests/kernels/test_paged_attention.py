@@ -281,6 +281,31 @@ def test_a_window_as_long_as_the_context_changes_no_bit() -> None:
     assert torch.equal(replace(batch, sliding_window=501).run(), batch.run())
 
 
+# Contexts of several of the kernel's parts of 512 tokens, which threads share when there are few sequences.
+LONG = [(1100, 1), (511, 1), (512, 1), (505, 20), (1530, 9)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 300, 512, 513, 1100])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (7, 1, 33), (2, 1, 128)])
+def test_a_long_context_has_the_same_bits_alone_in_parts_and_in_any_batch(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, use_threads: Callable[[int], None]
+) -> None:
+    batch = replace(make_batch(LONG, heads, kv_heads, head_dim, 16), sliding_window=window)
+    wanted = expected(batch)
+    if window is not None:
+        batch = spoil_left_of_windows(batch, window)
+    use_threads(1)
+    whole = batch.run()
+    assert_close(whole, wanted, ATTENTION_TOLERANCE)
+    for threads in (1, 2, 4):
+        use_threads(threads)
+        assert torch.equal(batch.run(), whole), threads
+        for s, (_, count) in enumerate(LONG):
+            begin = int(batch.query_start_loc[s])
+            for row in {0, count // 2, count - 1}:
+                assert torch.equal(batch.rows(s, row, 1).run()[0], whole[begin + row]), (threads, s, row)
+
+
 @pytest.mark.parametrize("window", [0, -1])
 def test_a_window_in_which_a_token_would_not_see_itself_is_refused(window: int) -> None:
     batch = replace(make_batch([(5, 2)], 4, 2, 64, 4), sliding_window=window)

@@ -1,8 +1,9 @@
-"""The packed product under the address and undefined-behaviour sanitizers, on random shapes and types."""
+"""Kernels on random shapes under the address, undefined-behaviour and thread sanitizers."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 from fast import kernels
 from tests.kernels.test_build import ISAS
 
-SOURCES = [
-    "csrc/tests/linear_shapes.cpp",
-    *(f"csrc/cpu/{name}.cpp" for name in ("isa", "linear", "packed_matrix", "thread_pool", "weight_memory")),
-]
+SOURCES = {
+    "linear_shapes": ("isa", "linear", "packed_matrix", "thread_pool", "weight_memory"),
+    "attention_shapes": ("isa", "paged_attention", "thread_pool"),
+}
 # As CMakeLists.txt has them, but with checks and less optimisation.
 FLAGS = [
     "-std=c++17",
@@ -25,31 +26,29 @@ FLAGS = [
     "-ffp-contract=off",
     "-Wno-psabi",
 ]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+THREAD = ("-fsanitize=thread",)
+CASES = {"linear_shapes": 500, "attention_shapes": 60}
 
 
-@pytest.fixture
-def program(repository: Path, tmp_path: Path) -> Path:
-    path = tmp_path / "linear_shapes"
-    command = [
-        os.environ.get("CXX", "g++"),
-        *FLAGS,
-        *SANITIZERS,
-        "-pthread",
-        "-Icsrc",
-        *SOURCES,
-        "-o",
-        str(path),
-    ]
+def build(name: str, repository: Path, folder: Path, sanitizers: tuple[str, ...]) -> Path:
+    path = folder / name
+    sources = [f"csrc/tests/{name}.cpp", *(f"csrc/cpu/{source}.cpp" for source in SOURCES[name])]
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, *FLAGS, *sanitizers, "-pthread", "-Icsrc", *sources, "-o", str(path)]
     built = subprocess.run(command, check=False, cwd=repository, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return path
 
 
-def test_random_shapes_stay_inside_their_buffers_and_equal_a_sum_in_float64(program: Path) -> None:
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_random_shapes_stay_inside_their_buffers_and_equal_a_sum_in_float64(
+    name: str, repository: Path, tmp_path: Path
+) -> None:
+    program = build(name, repository, tmp_path, ADDRESS)
     for isa in ISAS[: ISAS.index(kernels.isa()) + 1]:
         result = subprocess.run(
-            [program, "500"],
+            [program, str(CASES[name])],
             check=False,
             env={**os.environ, "TWINFER_ISA": isa},
             capture_output=True,
@@ -57,4 +56,16 @@ def test_random_shapes_stay_inside_their_buffers_and_equal_a_sum_in_float64(prog
             timeout=300,
         )
         assert result.returncode == 0, result.stdout + result.stderr[:3000]
-        assert result.stdout.strip() == f"500 cases, {isa}"
+        assert result.stdout.strip() == f"{CASES[name]} cases, {isa}"
+
+
+def test_threads_that_share_a_context_do_not_race(repository: Path, tmp_path: Path) -> None:
+    program = build("attention_shapes", repository, tmp_path, THREAD)
+    # Older versions of the sanitizer do not start where addresses are as random as newer kernels make them.
+    for prefix in ([], [shutil.which("setarch") or "setarch", "-R"]):
+        command = [*prefix, program, "40"]
+        result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+        if "unexpected memory mapping" not in result.stderr:
+            break
+    assert result.returncode == 0, result.stdout + result.stderr[:3000]
+    assert "WARNING: ThreadSanitizer" not in result.stderr, result.stderr[:3000]

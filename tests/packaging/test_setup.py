@@ -202,8 +202,22 @@ def test_a_failed_step_shows_its_log_and_leaves_no_stamp(ready: Checkout) -> Non
 
 def test_the_extension_is_built_without_isolation_and_in_editable_mode(ready: Checkout) -> None:
     assert ready.setup("extension").returncode == 0
-    assert ready.pip_calls() == ["-m pip install --no-build-isolation --no-deps -e ."]
+    (call,) = ready.pip_calls()
+    assert call.startswith("-m pip install --no-build-isolation --no-deps ")
+    assert call.endswith(" -e .")
     assert ready.has_stamp("extension")
+
+
+def test_kernels_for_gpus_are_built_where_one_is_visible_or_when_told_to(ready: Checkout) -> None:
+    for program, told, expected in (
+        ("exit 127", {}, "OFF"),
+        ("exit 127", {"TWINFER_CUDA": "ON"}, "ON"),
+        ("echo 'GPU 0: NVIDIA H200'", {}, "AUTO"),
+        ("echo 'GPU 0: NVIDIA H200'", {"TWINFER_CUDA": "OFF"}, "OFF"),
+    ):
+        ready.add_program("nvidia-smi", f"#!/bin/bash\n{program}\n")
+        assert ready.setup("extension", **told).returncode == 0
+        assert f"-C cmake.define.TWINFER_CUDA={expected} " in ready.pip_calls()[-1]
 
 
 def test_a_missing_browser_is_named_in_one_apt_line_and_stops_nothing(ready: Checkout) -> None:

@@ -218,7 +218,7 @@ def test_the_tier_of_python_dash_m_is_used_unless_another_is_named(
         (["--prompt", "x", "--block-size", "0"], "block_size must be at least 1"),
         (["--prompt", "x", "--num-blocks", "5", "--kv-cache-memory", "1MiB"], "give only one of them"),
         (["--prompt", "x", "--tier", "warp"], "There is no tier 'warp'"),
-        (["--prompt", "x", "--device", "abacus"], "device must be 'auto' or 'cpu'"),
+        (["--prompt", "x", "--device", "abacus"], "device must be 'auto', 'cpu', 'cuda' or 'simt'"),
         (["--input", "does-not-exist.jsonl"], "does-not-exist.jsonl cannot be read"),
         (["--input", "does-not-exist.jsonl", "x"], "not both"),
     ],
