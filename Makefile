@@ -56,8 +56,8 @@ test-long: setup $(STAMPS)/dev model ## 5,000 random workloads and 1,000,000 ste
 test-mutants: setup $(STAMPS)/dev ## plant known bugs one by one; the tests named for each must fail
 	@$(BIN)/python tools/run_mutants.py
 
-kernels-report: setup $(STAMPS)/nvcc ## registers, memory, occupancy and instructions of every CUDA kernel, sm_80 and sm_90
-	@$(BIN)/python -m tools.kernels_report build
+kernels-report: setup $(STAMPS)/nvcc ## registers, memory, occupancy, instructions and traffic of every CUDA kernel
+	@$(BIN)/python -m tools.kernels_report build && $(BIN)/twinfer bench kernels
 
 test-races: setup $(STAMPS)/dev ## CUDA kernels under ThreadSanitizer and AddressSanitizer (a minute)
 	@$(BIN)/python tools/run_tests.py races

@@ -397,8 +397,18 @@ py::dict rungs() {
   py::dict all;
   for (const device::Ladder& ladder : device::ladders()) {
     py::list names;
-    for (const std::string& rung : ladder.rungs) names.append(rung);
+    for (const device::Rung& rung : ladder.rungs) names.append(rung.name);
     all[py::str(ladder.operation)] = py::tuple(names);
+  }
+  return all;
+}
+
+py::dict claims() {
+  py::dict all;
+  for (const device::Ladder& ladder : device::ladders()) {
+    py::list figures;
+    for (const device::Rung& rung : ladder.rungs) figures.append(rung.improves);
+    all[py::str(ladder.operation)] = py::tuple(figures);
   }
   return all;
 }
@@ -412,6 +422,7 @@ void bind_kernels(py::module_& m) {
   bind_sampling(m);
   m.def("probe", &twinfer::probe);
   m.def("rungs", &twinfer::rungs);
+  m.def("claims", &twinfer::claims);
   m.def("rms_norm", &twinfer::rms_norm, arg("out"), arg("x"), arg("weight"), arg("eps"), arg("rung"),
         arg("launch"));
   m.def("fused_add_rms_norm", &twinfer::fused_add_rms_norm, arg("x"), arg("residual"), arg("weight"), arg("eps"),

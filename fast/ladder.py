@@ -58,6 +58,12 @@ class Ladder:
         names: Mapping[str, tuple[str, ...]] = self.module.rungs()
         return names
 
+    @property
+    def claims(self) -> Mapping[str, tuple[str, ...]]:
+        """Operation -> for each rung the figure of `KernelCounts` that it makes smaller; "" for the first."""
+        figures: Mapping[str, tuple[str, ...]] = self.module.claims()
+        return figures
+
     def rms_norm(
         self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, rung: str = ""
     ) -> None:

@@ -16,9 +16,15 @@ namespace twinfer::device {
 
 constexpr int kBestRung = 0;
 
+// `improves`: the figure of a trace (fast/kernel_trace.py, KernelCounts) that is lower than the rung before has it. It
+// is what the card at the head of the .cuh file claims, and a test holds the rung to it.
+struct Rung {
+  std::string name, improves;
+};
+
 struct Ladder {
   std::string operation;
-  std::vector<std::string> rungs;
+  std::vector<Rung> rungs;
 };
 const std::vector<Ladder>& ladders();
 

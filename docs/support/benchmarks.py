@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fast.bench.kernels import improvements
+
 RECORDS = Path(__file__).resolve().parents[1] / "benchmarks"
 BUSY = 0.5  # load over cores, above which a machine was not quiet
 
@@ -172,8 +174,27 @@ def _startup(record: Record) -> str:
     return _table(["tier", "process start to first token", "first run", "peak memory"], rows)
 
 
+def _kernels(record: Record) -> str:
+    """Of a record of the emulator, the figure that each rung claims; of a device, times."""
+    if record["device"] != "simt":
+        timed = [
+            [f"`{row['operation']}` `{row['rung']}`", f"{row['median_us']:,.1f}", f"{row['gb_per_s']:,.1f}"]
+            for row in record["rungs"]
+        ]
+        return _table(["rung", "median us", "GB/s"], timed)
+    rows = [
+        [
+            f"`{row['operation']}` `{row['rung']}`", row["claim"].replace("_", " "), f"{before[row['claim']]:,}",
+            f"{row[row['claim']]:,}", f"{row[row['claim']] / before[row['claim']]:.1%}",
+        ]
+        for before, row in improvements(record["rungs"])
+    ]  # fmt: skip
+    return _table(["rung", "is there for", "rung before", "this rung", "share"], rows)
+
+
 _TABLES: dict[str, Callable[[Record], str]] = {
     "blocksize": _blocksize,
+    "kernels": _kernels,
     "latency": _latency,
     "peers": _peers,
     "prefix": _prefix,

@@ -30,6 +30,11 @@ BENCHMARKS = (
     ),
     Benchmark("prefix", "prefix", "time to first token with and without a hit in the prefix cache"),
     Benchmark("roofline", "roofline", "what the machine allows, and the share of it that is reached"),
+    Benchmark(
+        "kernels",
+        "kernels",
+        "each rung of the CUDA kernels: what it moves (simt), how long it takes (cuda, cpu)",
+    ),
     Benchmark("peers", "peers.compare", "other engines on the same workloads, turn by turn"),
     Benchmark(
         "scheduler", "scheduler", "the cost of a scheduling step, both tiers", has_output_options=False
