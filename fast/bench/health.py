@@ -187,7 +187,7 @@ def _print(document: Document) -> None:
         "p90",
         "p99",
         "max",
-        "answers to that (0: none)",
+        "answers (0: none)",
     ]
     print_table("Time until /health is answered, ms", headings, rows)
 

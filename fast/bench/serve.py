@@ -107,15 +107,19 @@ class Objectives:
         return any(limit is not None for limit in (self.ttft_ms, self.itl_ms, self.e2e_ms))
 
 
-def synthetic_requests(count: int, seed: int, max_total: int) -> list[LoadRequest]:
+def synthetic_requests(count: int, seed: int, max_total: int, load: int = 0) -> list[LoadRequest]:
     """Requests with lengths like those of ShareGPT's conversations, of at most `max_total` tokens. A word is about one
-    token."""
-    rng = random.Random(seed)
+    token.
+
+    Loads of one seed have the same lengths and other words: a prompt that was sent before would be found in the prefix
+    cache, and a later load would seem to be answered sooner.
+    """
+    lengths, words = random.Random(seed), random.Random(f"{seed}, load {load}")
     requests = []
     for _ in range(count):
-        num_words = _length(rng, PROMPT_MEDIAN, PROMPT_SIGMA, max_total // 2)
-        max_tokens = _length(rng, OUTPUT_MEDIAN, OUTPUT_SIGMA, max_total // 4)
-        requests.append(LoadRequest(" ".join(rng.choices(_WORDS, k=num_words)), max_tokens))
+        num_words = _length(lengths, PROMPT_MEDIAN, PROMPT_SIGMA, max_total // 2)
+        max_tokens = _length(lengths, OUTPUT_MEDIAN, OUTPUT_SIGMA, max_total // 4)
+        requests.append(LoadRequest(" ".join(words.choices(_WORDS, k=num_words)), max_tokens))
     return requests
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from fast.bench.results import make_document, report
 from fast.bench.serve import (
     LoadClient,
+    LoadRequest,
     LoadResult,
     Objectives,
     as_row,
@@ -43,7 +44,12 @@ def add_options(parser: argparse.ArgumentParser, tier: str | None) -> None:
     group.add_argument(
         "--load-seed", type=int, default=0, metavar="N", help="draws lengths and times (default: 0)"
     )
-    group.add_argument("--input", type=Path, metavar="FILE.jsonl", help="prompts and max_tokens, one a line")
+    group.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="prompts and max_tokens, one a line; every load has the same",
+    )
     group.add_argument(
         "--extra-body",
         metavar="JSON",
@@ -67,24 +73,30 @@ def run(arguments: argparse.Namespace) -> int:
     extra = _extra_body(arguments.extra_body)
     client = LoadClient(arguments.base_url, arguments.api_key, extra)
     objectives = Objectives(arguments.slo_ttft, arguments.slo_itl, arguments.slo_e2e)
-    count, seed = arguments.num_prompts, arguments.load_seed
-    if arguments.input is not None:
-        requests = read_requests(arguments.input, count)
-    else:
-        requests = synthetic_requests(count, seed, client.max_model_len)
-    client.send(requests[0], time.perf_counter())  # the first one pays for what is made on first use
-    results: list[LoadResult] = []
-    for clients in arguments.concurrency or ():
-        samples = closed_loop(client, requests, clients)
-        results.append(summarise(f"{clients} clients", samples, objectives))
+    seed = arguments.load_seed
     rates = arguments.request_rate or ([] if arguments.concurrency else [1.0, 2.0, 4.0])
-    for rate in rates:
-        results.append(summarise(f"{rate:g} requests/s", open_loop(client, requests, rate, seed), objectives))
+    limits = [*(arguments.concurrency or ()), *rates]  # clients, or requests a second
+    loads = [_requests(arguments, client, number) for number in range(len(limits) + 1)]
+    client.send(loads.pop()[0], time.perf_counter())  # the first one pays for what is made on first use
+    results: list[LoadResult] = []
+    for limit, requests in zip(limits, loads, strict=True):
+        if arguments.concurrency:
+            name, samples = f"{limit} clients", closed_loop(client, requests, int(limit))
+        else:
+            name, samples = f"{limit:g} requests/s", open_loop(client, requests, limit, seed)
+        results.append(summarise(name, samples, objectives))
     document = make_document("serve", model=client.model, seed=seed, loads=[as_row(r) for r in results])
     report(
         arguments, document, lambda: print_results(document), lambda figure: draw_results(document, figure)
     )
     return 1 if any(result.failed for result in results) else 0
+
+
+def _requests(arguments: argparse.Namespace, client: LoadClient, load: int) -> list[LoadRequest]:
+    """Those of a file are the same for every load: the prefix cache has them after the first."""
+    if arguments.input is not None:
+        return read_requests(arguments.input, arguments.num_prompts)
+    return synthetic_requests(arguments.num_prompts, arguments.load_seed, client.max_model_len, load)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -68,6 +68,14 @@ def test_synthetic_lengths_depend_on_the_seed_and_stay_below_the_limit() -> None
     first = synthetic_requests(200, 1, 512)
     assert first == synthetic_requests(200, 1, 512)
     assert first != synthetic_requests(200, 2, 512)
+    second = synthetic_requests(200, 1, 512, load=1)
+    assert [len(r.prompt.split()) for r in second] == [len(r.prompt.split()) for r in first]
+    assert [r.max_tokens for r in second] == [r.max_tokens for r in first]
+    starts = [
+        {" ".join(r.prompt.split()[:16]) for r in load if r.prompt.count(" ") > 16}
+        for load in (first, second)
+    ]
+    assert not starts[0] & starts[1]  # nothing for the prefix cache to find
     lengths = [len(request.prompt.split()) for request in first]
     assert 1 <= min(lengths) < 30 < max(lengths) <= 256
     assert max(request.max_tokens for request in first) <= 128
@@ -122,7 +130,7 @@ def test_health_is_asked_for_while_the_server_is_kept_busy(
     with scripted_server(tier) as server:
         command = ["bench", "health", "--base-url", server.url, "--seconds", "0.5"]
         assert main([*command, "--save", str(tmp_path / "health")]) == 0
-    assert "body of 8 MiB" in capsys.readouterr().out
+    assert "Time until /health is answered" in capsys.readouterr().out
     rows = json.loads((tmp_path / "health.json").read_text("utf-8"))["disturbances"]
     assert [row["statuses"].keys() for row in rows[:4]] == [set(), {"400"}, {"400"}, {"400"}]
     assert rows[4]["statuses"].keys() <= {"0", "400", "431"}
