@@ -689,3 +689,19 @@ def test_options_of_guided_decoding_that_make_no_sense_are_one_sentence(
 ) -> None:
     assert main(generate(model, *arguments, "Hello")) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_collector_is_left_alone_where_the_program_is_called_by_another() -> None:
+    code = """
+import gc, sys
+from reference.frontend.cli import main
+before = gc.get_threshold()
+for argv in (["--version"], None):
+    sys.argv = ["twinfer", "--version"]
+    try:
+        main(argv)
+    except SystemExit:
+        print(gc.get_threshold() == before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[1::2][:2] == ["True", "False"], done.stdout
