@@ -28,7 +28,12 @@ from fast.attention import AttentionMetadata
 from fast.sampler import ProcessedRow
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import NewRequestData, RunningRequestData, SchedulerOutput
+from reference.contracts.schedule import (
+    PLACEHOLDER_TOKEN_ID,
+    NewRequestData,
+    RunningRequestData,
+    SchedulerOutput,
+)
 
 
 def _ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -105,6 +110,9 @@ class InputBatch:
     def __init__(self, config: EngineConfig) -> None:
         self.block_size = config.cache.block_size
         rows, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
+        self.newest: dict[
+            str, list[int]
+        ] = {}  # what the last step has drawn: placeholders of this one stand for it
         self.req_ids: list[str] = []
         self.row_of: dict[str, int] = {}
         self.token_ids = _RaggedTable(rows, max_model_len)
@@ -196,17 +204,24 @@ class InputBatch:
         """Apply the deltas of all running requests."""
         rows = np.array([self.row_of[delta.request_id] for delta in running], dtype=np.int64)  # [S]
         self.num_computed_tokens[rows] = [delta.num_computed_tokens for delta in running]
-        self.token_ids.append(rows, [delta.new_token_ids for delta in running])
+        new_token_ids = [self._known(delta) for delta in running]
+        self.token_ids.append(rows, new_token_ids)
         for i, delta in enumerate(running):
             if delta.block_copy is not None:
                 self.block_tables.values[rows[i], delta.block_copy.index] = delta.block_copy.target
         if self.processed:
-            for delta in running:
+            for delta, token_ids in zip(running, new_token_ids, strict=True):
                 if delta.request_id in self.processed:
-                    self.processed[delta.request_id][1].extend(delta.new_token_ids)
+                    self.processed[delta.request_id][1].extend(token_ids)
         grown = [i for i, delta in enumerate(running) if delta.new_block_ids]
         if grown:  # a decode takes a new block in one step of B
             self.block_tables.append(rows[grown], [running[i].new_block_ids for i in grown])
+
+    def _known(self, running: RunningRequestData) -> Sequence[int]:
+        """The new tokens of a request. Who got none in the last step has ended with an error: any token will do."""
+        if running.new_token_ids == (PLACEHOLDER_TOKEN_ID,):
+            return self.newest.get(running.request_id, [0])
+        return running.new_token_ids
 
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in the order of their rows. At least one is scheduled."""

@@ -159,6 +159,10 @@ class KVCacheManager:
         self.block_pool.ref_count[source] -= 1  # others still hold it
         self.block_copies[request_id] = BlockCopy(index, source, target)
 
+    def cache_blocks(self, request: Request) -> None:
+        num_full_blocks = min(request.num_computed_tokens, request.num_tokens) // self.block_size
+        self._cache_full_blocks(request, self.block_tables[request.request_id], num_full_blocks)
+
     def _cache_full_blocks(self, request: Request, table: list[int], num_full_blocks: int) -> None:
         """Register table[: num_full_blocks] as far as it is not yet registered."""
         first = self.num_cached_blocks.get(request.request_id, 0)
@@ -259,6 +263,10 @@ class KVCacheManager:
                 self.block_pool.uncache_block(table[index])
             elif self.block_pool.block_hash[left[index]] == self.block_hashes[request_id][index]:
                 self.block_pool.uncache_block(left[index])  # nobody else has put anything into it since
+
+    def withdraw_all(self) -> None:
+        for block in range(self.block_pool.num_blocks):
+            self.block_pool.uncache_block(block)
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.block_tables.get(request_id, ()))

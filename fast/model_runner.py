@@ -133,6 +133,7 @@ class ModelRunner:
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
             token_ids, raw = self._sample(hidden.index_select(0, step.logits_rows), draws, schedule)
         output = self._make_output(draws, token_ids, raw)
+        self.batch.newest = output.sampled_token_ids
         output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
         if self.speculator is None:
             return output

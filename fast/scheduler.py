@@ -17,6 +17,7 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import KVCacheManager
 from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
+    PLACEHOLDER_TOKEN_ID,
     EngineCoreOutput,
     ModelRunnerOutput,
     NewRequestData,
@@ -68,9 +69,12 @@ class Scheduler(RequestTable):
         index = 0
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
+            if request.num_output_placeholders and not request.can_run_ahead(self.max_total_tokens):
+                index += 1
+                continue
             num_computed_tokens = request.num_computed_tokens
             num_new_tokens = min(
-                request.num_tokens_with_spec - num_computed_tokens,
+                request.num_tokens_with_spec + request.num_output_placeholders - num_computed_tokens,
                 plan.chunk_limit,
                 plan.token_budget,
                 last_position - num_computed_tokens,
@@ -176,6 +180,8 @@ class Scheduler(RequestTable):
         get_block_copy = self.kv_cache_manager.get_block_copy
         for request_id, num_tokens in plan.num_tokens.items():
             request = self.requests[request_id]
+            num_coming = request.num_output_placeholders
+            num_known_tokens = request.num_tokens + num_coming
             if request_id not in self.num_tokens_sent:
                 block_ids = self.kv_cache_manager.get_block_ids(request_id)
                 num_cached_tokens = plan.num_cached_tokens.get(request_id, 0)
@@ -184,7 +190,9 @@ class Scheduler(RequestTable):
                 running.append(
                     RunningRequestData(
                         request_id,
-                        tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
+                        (PLACEHOLDER_TOKEN_ID,)
+                        if num_coming
+                        else tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
                         tuple(plan.new_blocks[request_id]),
                         request.num_computed_tokens,
                         get_block_copy(request_id),
@@ -192,13 +200,15 @@ class Scheduler(RequestTable):
                 )
             end = request.num_computed_tokens + num_tokens
             if request.spec_token_ids:
-                if end > request.num_tokens:
-                    drafts[request_id] = tuple(request.spec_token_ids[: end - request.num_tokens])
+                if end > num_known_tokens:
+                    drafts[request_id] = tuple(request.spec_token_ids[: end - num_known_tokens])
                 request.spec_token_ids = []
-            if request.grammar is not None and end >= request.num_tokens:
+            if request.grammar is not None and end >= num_known_tokens:
                 bitmasks[request_id] = request.grammar.bitmask(drafts.get(request_id, ()))
-            self.num_tokens_sent[request_id] = request.num_tokens
+            self.num_tokens_sent[request_id] = num_known_tokens
             request.num_computed_tokens = end
+            if self.config.async_scheduling and end >= num_known_tokens:
+                request.num_output_placeholders += 1
         finished_req_ids, self.finished_req_ids = tuple(self.finished_req_ids), []
         step, self.step = self.step, self.step + 1
         return SchedulerOutput(
@@ -225,15 +235,23 @@ class Scheduler(RequestTable):
             request = self.requests.get(request_id)
             if request is None:
                 continue
+            # The step planned after this one may have preempted it: then it leaves a queue when it ends.
+            queue = None if request.status is RequestStatus.RUNNING else self._queue_of(request)
             error = output.errors.get(request_id)
             if error is not None:
-                self.kv_cache_manager.withdraw(request, whole=True)
+                if queue is None:
+                    self.kv_cache_manager.withdraw(request, whole=True)
+                else:  # its blocks were taken: nobody knows which they were
+                    self.kv_cache_manager.withdraw_all()
+                    queue.remove(request)
                 outputs += self._end_with_error(request, error)
                 finished.append(request)
                 continue
             if request_id in output.sibling_token_ids:
                 siblings += self._fork(request, output.sibling_token_ids[request_id])
             token_ids = output.sampled_token_ids.get(request_id, ())
+            if request.num_output_placeholders:
+                request.num_output_placeholders -= len(token_ids)
             if request_id in schedule.scheduled_spec_decode_tokens:
                 num_drafts = len(schedule.scheduled_spec_decode_tokens[request_id])
                 request.num_computed_tokens -= num_drafts + 1 - len(token_ids)
@@ -241,6 +259,8 @@ class Scheduler(RequestTable):
                 outputs.append(self._append_tokens(request, token_ids, output))
                 if request.is_finished:
                     finished.append(request)
+                    if queue is not None:
+                        queue.remove(request)
         for sibling, token_id in siblings:
             outputs.append(self._append_tokens(sibling, (token_id,), output))
             if sibling.is_finished:
@@ -254,7 +274,7 @@ class Scheduler(RequestTable):
         self, request: Request, token_ids: Iterable[int], output: ModelRunnerOutput
     ) -> EngineCoreOutput:
         """Take in sampled tokens up to the one that ends the request."""
-        taken = []
+        taken, is_running = [], request.status is RequestStatus.RUNNING
         for token_id in token_ids:
             taken.append(token_id)
             if append_and_check_stop(request, token_id, self.max_total_tokens):
@@ -263,6 +283,8 @@ class Scheduler(RequestTable):
         else:
             if request.request_id in output.draft_token_ids:
                 request.take_drafts(output.draft_token_ids[request.request_id], self.max_total_tokens)
+        if is_running and self.config.async_scheduling:
+            self.kv_cache_manager.cache_blocks(request)
         return EngineCoreOutput.from_request(
             request,
             taken,
@@ -270,22 +292,16 @@ class Scheduler(RequestTable):
             prompt_logprobs=output.prompt_logprobs.get(request.request_id),
         )
 
-    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
-        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
-        siblings = []
-        for index, token_id in enumerate(first_tokens, start=1):
-            sibling = parent.fork(index)
-            self.requests[sibling.request_id] = sibling
-            self.kv_cache_manager.fork(parent, sibling)
-            siblings.append((sibling, token_id))
-        return siblings
-
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         failed = [self.requests[r] for r in schedule.num_scheduled_tokens if r in self.requests]
         for request in failed:
+            if request.status is not RequestStatus.RUNNING:
+                self._queue_of(request).remove(request)
             self.kv_cache_manager.withdraw(request)
             outputs += self._end_with_error(request, reason)
+        if self.config.async_scheduling:  # what this step has registered is another step's past by now
+            self.kv_cache_manager.withdraw_all()
         self._finish(failed)
         for request_id in schedule.preempted_req_ids:
             victim = self.requests.get(request_id)

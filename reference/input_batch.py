@@ -13,6 +13,7 @@ Fast twin: `fast/input_batch.py`, which keeps the batch between steps. Source: v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from reference.attention import AttentionMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import SchedulerOutput
+from reference.contracts.schedule import PLACEHOLDER_TOKEN_ID, RunningRequestData, SchedulerOutput
 
 
 @dataclass
@@ -75,6 +76,9 @@ class InputBatch:
     def __init__(self, config: EngineConfig) -> None:
         self.block_size = config.cache.block_size
         self.states: dict[str, _RequestState] = {}
+        self.newest: dict[
+            str, list[int]
+        ] = {}  # what the last step has drawn: placeholders of this one stand for it
 
     def update_states(self, schedule: SchedulerOutput) -> None:
         """Forget first: a request that was preempted earlier, or an id that is used again, comes back as new."""
@@ -92,11 +96,17 @@ class InputBatch:
             )
         for running in schedule.scheduled_running_reqs:
             state = self.states[running.request_id]
-            state.token_ids.extend(running.new_token_ids)
+            state.token_ids.extend(self._known(running))
             if running.block_copy is not None:
                 state.block_ids[running.block_copy.index] = running.block_copy.target
             state.block_ids.extend(running.new_block_ids)
             state.num_computed_tokens = running.num_computed_tokens
+
+    def _known(self, running: RunningRequestData) -> Sequence[int]:
+        """The new tokens of a request. Who got none in the last step has ended with an error: any token will do."""
+        if running.new_token_ids == (PLACEHOLDER_TOKEN_ID,):
+            return self.newest.get(running.request_id, [0])
+        return running.new_token_ids
 
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in scheduling order. At least one is scheduled."""

@@ -132,6 +132,9 @@ class KVCacheManager:
         self.block_pool.free_blocks([source])  # one holder less; others still hold it
         self.block_copies[request.request_id] = BlockCopy(index, source, target)
 
+    def cache_blocks(self, request: Request) -> None:
+        self._cache_full_blocks(request, min(request.num_computed_tokens, request.num_tokens))
+
     def _cache_full_blocks(self, request: Request, num_tokens: int) -> None:
         """Register the blocks that are full once this step has computed tokens [0, num_tokens).
 
@@ -215,6 +218,10 @@ class KVCacheManager:
             # A block that has left the window may hold something else by now.
             if self.block_pool.block_hash[block] == block_hash:
                 self.block_pool.uncache_block(block)
+
+    def withdraw_all(self) -> None:
+        for block in range(self.block_pool.num_blocks):
+            self.block_pool.uncache_block(block)
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.block_tables.get(request_id, ()))

@@ -96,6 +96,7 @@ class ModelRunner:
         )
         prompt_logprobs, errors = self._prompt_logprobs(step, hidden)
         output = self._make_output(step.sampled_rows, draws, token_ids, logits)
+        self.batch.newest = output.sampled_token_ids
         return replace(
             output,
             errors=output.errors | errors,

@@ -67,16 +67,31 @@ class RequestTable:
             return min(heads, key=lambda r: r.sort_key, default=None)
         return heads[0] if heads else None
 
+    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
+        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
+        siblings = []
+        for index, token_id in enumerate(first_tokens, start=1):
+            sibling = parent.fork(index)
+            self.requests[sibling.request_id] = sibling
+            if parent.status is RequestStatus.RUNNING:
+                self.kv_cache_manager.fork(parent, sibling)
+            else:  # the step planned after this one took its blocks
+                sibling.lose_blocks()
+            siblings.append((sibling, token_id))
+        return siblings
+
     def _place(self, siblings: list[Request]) -> None:
-        """New siblings run if there are slots; the others keep their token and wait, ahead of later arrivals."""
+        """New siblings with blocks run if there are slots; the others keep a token and wait ahead of later arrivals."""
         num_slots = self.config.max_num_seqs - len(self.running)
-        for sibling in siblings[:num_slots]:
+        starting = [sibling for sibling in siblings if sibling.is_forked][:num_slots]
+        for sibling in starting:
             sibling.status = RequestStatus.RUNNING
             self.running.append(sibling)
-        for sibling in reversed(siblings[num_slots:]):
-            self.kv_cache_manager.free(sibling)
-            sibling.lose_blocks()
-            self._enqueue(sibling, front=True)
+        for sibling in reversed(siblings):
+            if sibling not in starting:
+                self.kv_cache_manager.free(sibling)
+                sibling.lose_blocks()
+                self._enqueue(sibling, front=True)
 
     def _forget_swap(self, request: Request) -> None:
         """The copy in the host pool is no good: the request is computed again after all."""

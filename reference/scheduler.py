@@ -20,6 +20,7 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import KVCacheManager
 from reference.contracts.request import Request, RequestStatus, append_and_check_stop, child_request_id
 from reference.contracts.schedule import (
+    PLACEHOLDER_TOKEN_ID,
     EngineCoreOutput,
     ModelRunnerOutput,
     NewRequestData,
@@ -59,9 +60,13 @@ class Scheduler(RequestTable):
         index = 0  # running[:index] have their tokens, running[index:] are still to be served
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
+            if request.num_output_placeholders and not request.can_run_ahead(self.max_total_tokens):
+                index += 1
+                continue
             num_computed_tokens = request.num_computed_tokens
+            num_known_tokens = request.num_tokens_with_spec + request.num_output_placeholders
             num_new_tokens = min(
-                plan.clamp_chunk(request.num_tokens_with_spec - num_computed_tokens),
+                plan.clamp_chunk(num_known_tokens - num_computed_tokens),
                 plan.token_budget,
                 self.config.max_model_len - 1 - num_computed_tokens,  # the very last token needs no KV
             )
@@ -164,6 +169,8 @@ class Scheduler(RequestTable):
         for request in plan.requests:
             request_id, start = request.request_id, request.num_computed_tokens
             end = start + plan.num_tokens[request_id]
+            num_coming = request.num_output_placeholders
+            num_known_tokens = request.num_tokens + num_coming
             if request_id not in self.num_tokens_sent:  # admitted now, or a sibling in its first step
                 block_ids = self.kv_cache_manager.get_block_ids(request_id)
                 num_cached_tokens = plan.num_cached_tokens.get(request_id, 0)
@@ -172,19 +179,23 @@ class Scheduler(RequestTable):
                 running.append(
                     RunningRequestData(
                         request_id=request_id,
-                        new_token_ids=tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
+                        new_token_ids=(PLACEHOLDER_TOKEN_ID,)
+                        if num_coming  # everything before it was sent in the step in flight
+                        else tuple(request.all_token_ids[self.num_tokens_sent[request_id] :]),
                         new_block_ids=plan.new_blocks[request_id],
                         num_computed_tokens=start,
                         block_copy=self.kv_cache_manager.get_block_copy(request_id),
                     )
                 )
-            if end > request.num_tokens:
-                drafts[request_id] = tuple(request.spec_token_ids[: end - request.num_tokens])
-            if request.grammar is not None and end >= request.num_tokens:
+            if end > num_known_tokens:
+                drafts[request_id] = tuple(request.spec_token_ids[: end - num_known_tokens])
+            if request.grammar is not None and end >= num_known_tokens:
                 bitmasks[request_id] = request.grammar.bitmask(drafts.get(request_id, ()))
             request.spec_token_ids = []
-            self.num_tokens_sent[request_id] = request.num_tokens
+            self.num_tokens_sent[request_id] = num_known_tokens
             request.num_computed_tokens = end
+            if self.config.async_scheduling and end >= num_known_tokens:
+                request.num_output_placeholders += 1
         output = SchedulerOutput(
             step=self.step,
             scheduled_new_reqs=tuple(new),
@@ -213,12 +224,17 @@ class Scheduler(RequestTable):
                 continue  # aborted while the step ran: its tokens are not taken in
             error = output.errors.get(request_id)
             if error is not None:
-                self.kv_cache_manager.withdraw(request, whole=True)
+                if request.status is RequestStatus.RUNNING:
+                    self.kv_cache_manager.withdraw(request, whole=True)
+                else:  # the step planned after this one took its blocks: nobody knows which they were
+                    self.kv_cache_manager.withdraw_all()
                 outputs += self._end_with_error(request, error)
                 continue
             # Before the request itself may end: its siblings share its blocks.
             siblings += self._fork(request, output.sibling_token_ids.get(request_id, ()))
             token_ids = output.sampled_token_ids.get(request_id, ())
+            if request.num_output_placeholders:
+                request.num_output_placeholders -= len(token_ids)
             if drafts := schedule.scheduled_spec_decode_tokens.get(request_id):
                 # Behind the first draft that was not accepted, K and V are those of wrong tokens.
                 request.num_computed_tokens -= len(drafts) + 1 - len(token_ids)
@@ -231,12 +247,14 @@ class Scheduler(RequestTable):
     def _append_tokens(
         self, request: Request, token_ids: Iterable[int], output: ModelRunnerOutput
     ) -> EngineCoreOutput:
-        num_before = request.num_tokens
+        num_before, is_running = request.num_tokens, request.status is RequestStatus.RUNNING
         for token_id in token_ids:
             if append_and_check_stop(request, token_id, self.max_total_tokens):
+                request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
                 break  # tokens after the stop are cut
+        if is_running and self.config.async_scheduling:
+            self.kv_cache_manager.cache_blocks(request)
         if request.is_finished:
-            request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
             self._finish(request)
         else:
             request.take_drafts(output.draft_token_ids.get(request.request_id, ()), self.max_total_tokens)
@@ -247,22 +265,14 @@ class Scheduler(RequestTable):
             prompt_logprobs=output.prompt_logprobs.get(request.request_id),
         )
 
-    def _fork(self, parent: Request, first_tokens: Iterable[int]) -> list[tuple[Request, int]]:
-        """Siblings 1 to n - 1 of a request whose prompt was just completed. They share all its blocks."""
-        siblings = []
-        for index, token_id in enumerate(first_tokens, start=1):
-            sibling = parent.fork(index)
-            self.requests[sibling.request_id] = sibling
-            self.kv_cache_manager.fork(parent, sibling)
-            siblings.append((sibling, token_id))
-        return siblings
-
     def fail_step(self, schedule: SchedulerOutput, reason: str) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         for request_id in schedule.num_scheduled_tokens:
             if (request := self.requests.get(request_id)) is not None:
                 self.kv_cache_manager.withdraw(request)
                 outputs += self._end_with_error(request, reason)
+        if self.config.async_scheduling:  # what this step has registered is another step's past by now
+            self.kv_cache_manager.withdraw_all()
         for request in [r for r in reversed(self.swapped) if r.request_id in schedule.preempted_req_ids]:
             self._forget_swap(request)  # nobody knows whether its blocks were saved before the step failed
         # The runner may have failed before it forgot these; hearing of them twice does no harm.

@@ -97,7 +97,8 @@ class _WatchedRunner:
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         try:
-            self._tier.scheduler.check_integrity()
+            if not self._tier.scheduler.config.async_scheduling:  # then it is planning in another thread
+                self._tier.scheduler.check_integrity()
         except Exception as error:  # the engine would end the step's requests and go on
             self._tier.broken = self._tier.broken or error
         output: ModelRunnerOutput = self._runner.execute(schedule)

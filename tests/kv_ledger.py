@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reference.contracts.schedule import SchedulerOutput
+from reference.contracts.schedule import PLACEHOLDER_TOKEN_ID, SchedulerOutput
 
 Slots = dict[tuple[int, int], int]  # (block, offset) -> content
 
@@ -37,6 +37,7 @@ class KVLedger:
     states: dict[str, RequestState] = field(default_factory=dict)
     device: Slots = field(default_factory=dict)
     host: Slots = field(default_factory=dict)
+    newest: dict[str, list[int]] = field(default_factory=dict)  # what the last step has drawn
 
     def update_states(self, schedule: SchedulerOutput) -> None:
         for request_id in (*schedule.finished_req_ids, *schedule.preempted_req_ids):
@@ -48,7 +49,10 @@ class KVLedger:
             )
         for running in schedule.scheduled_running_reqs:
             state = self.states[running.request_id]
-            state.token_ids.extend(running.new_token_ids)
+            known = running.new_token_ids
+            if known == (PLACEHOLDER_TOKEN_ID,):
+                known = tuple(self.newest.get(running.request_id, (0,)))
+            state.token_ids.extend(known)
             if running.block_copy is not None:
                 state.block_ids[running.block_copy.index] = running.block_copy.target
             state.block_ids.extend(running.new_block_ids)

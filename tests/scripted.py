@@ -79,6 +79,7 @@ class ScriptedRunner:
             behind = first + len(new)
             if self.num_drafts:
                 proposed[request_id] = [self.token(request_id, behind + i) for i in range(self.num_drafts)]
+        self.ledger.newest = sampled
         return ModelRunnerOutput(sampled, errors, draft_token_ids=proposed)
 
 

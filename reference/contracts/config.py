@@ -130,6 +130,7 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     preemption_mode: PreemptionMode = "recompute"
     max_num_partial_prefills: int = 0  # 0 = no limit
+    async_scheduling: bool = False  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -193,6 +194,11 @@ class EngineConfig:
     keep_logits: bool = False  # the runner hands out the logits rows it sampled from (twinfer diff)
 
     def __post_init__(self) -> None:
+        if self.speculative is not None and self.scheduler.async_scheduling:
+            raise ValueError(
+                "async_scheduling plans a step before the tokens of the last one are known, and speculation guesses "
+                "from just these; switch one of them off."
+            )
         draft = None if self.speculative is None else self.speculative.draft_model
         if draft is not None and draft.vocab_size != self.model.vocab_size:
             raise ValueError(

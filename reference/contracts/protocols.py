@@ -159,6 +159,10 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def cache_blocks(self, request: Request) -> None:
+        """Register the blocks that are full, where `allocate_slots` did not know the last of their tokens yet."""
+        ...
+
     def fork(self, parent: Request, sibling: Request) -> None:
         """Let `sibling` hold all blocks of `parent`, the partly filled last one included. Takes no block."""
         ...
@@ -195,6 +199,10 @@ class KVCacheManager(Protocol):
         Those the request registered in this step; with `whole`, all that it registered since it was admitted (their
         content turned out to be broken).
         """
+        ...
+
+    def withdraw_all(self) -> None:
+        """Empty the prefix cache, whoever holds its blocks: it is not known which of them were never computed."""
         ...
 
     def get_block_ids(self, request_id: str) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # prefix-cache hit of the first admission
     num_preemptions: int = 0
+    num_output_placeholders: int = 0  # tokens that the step in flight will give it
     spec_token_ids: list[int] = field(default_factory=list)  # drafts for the next step
     stop_reason: int | None = None
     is_forked: bool = False  # it runs on its parent's blocks and was never admitted by itself
@@ -147,6 +148,16 @@ class Request:
         )
         drafts = list(token_ids[:limit])
         self.spec_token_ids = drafts[: self.grammar.count_valid(drafts)] if self.grammar else drafts
+
+    def can_run_ahead(self, max_total_tokens: int) -> bool:
+        """Whether its next step can be planned before the token is known that the step in flight will give it.
+
+        Not if that token is the last by length, if siblings begin with it, or if a grammar must see it first.
+        """
+        num_coming = self.num_output_placeholders
+        is_last = self.num_output_tokens + num_coming == self.sampling_params.max_tokens
+        is_last = is_last or self.num_tokens + num_coming >= max_total_tokens
+        return not (is_last or self.has_unborn_siblings or self.grammar is not None)
 
     @property
     def has_unborn_siblings(self) -> bool:

@@ -23,6 +23,10 @@ NAN_LOGITS = "The model produced logits that are not a number (NaN); check the w
 NO_TOKEN = "structured_outputs, allowed_token_ids, bad_words and min_tokens left no token; allow more tokens."
 
 
+# Among a running request's new tokens: the one that the runner itself has drawn in the step before.
+PLACEHOLDER_TOKEN_ID = -1
+
+
 class TokenLogprob(NamedTuple):
     """A token at one position: its log-probability by the raw logits, and its rank, 1 for the most probable."""
 
@@ -100,7 +104,9 @@ class RunningRequestData:
     """What changed since the request was last scheduled."""
 
     request_id: str
-    new_token_ids: tuple[int, ...]  # sampled since then
+    new_token_ids: tuple[
+        int, ...
+    ]  # sampled since then; or one placeholder, while that step is still in flight
     new_block_ids: tuple[int, ...]  # to be appended to the block table
     num_computed_tokens: int
     block_copy: BlockCopy | None = None  # its target replaces a block of the table

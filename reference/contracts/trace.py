@@ -200,5 +200,8 @@ def token_kind(request: Request, num_scheduled_tokens: int) -> TokenKind:
     prompt or with the output of a request that was preempted, is `prefill`. The scheduler does not know the difference.
     """
     start = request.num_computed_tokens - num_scheduled_tokens
-    is_decode = start >= request.num_prompt_tokens and start + 1 == request.num_tokens
+    num_known = request.num_tokens + max(
+        request.num_output_placeholders - 1, 0
+    )  # the last one is this step's
+    is_decode = start >= request.num_prompt_tokens and start + 1 == num_known
     return "decode" if is_decode else "prefill"

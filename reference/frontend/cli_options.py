@@ -335,6 +335,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=parse_memory, metavar="SIZE",
     )  # fmt: skip
     add("max-num-partial-prefills", "prompts that are half computed at once", "no limit", **number)
+    add("async-scheduling", "plan a step while the one before it is computed", **switch)
     add("num-blocks", "blocks of the pool, the null block included", "from memory", **number)
     add(
         "kv-cache-memory", "size of the pool: bytes, or 512MiB, 1GiB", "512MiB, less for a small model",

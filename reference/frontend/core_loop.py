@@ -16,6 +16,7 @@ from pathlib import Path
 from reference.contracts.protocols import Tier
 from reference.contracts.request import RequestStatus
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from reference.frontend.async_core import make_engine_core
 from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.core_messages import (
     AbortRequests,
@@ -59,7 +60,7 @@ def build_engine_core(args: EngineArgs, tier: Tier) -> tuple[EngineCore, Path]:
     )
     config = args.fit_to_device(config, tier, checkpoint)
     grammars = GrammarCompiler(config.model, load_tokenizer(path))
-    return EngineCore(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
+    return make_engine_core(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
 
 
 class EngineCoreLoop:

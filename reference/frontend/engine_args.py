@@ -41,6 +41,7 @@ class EngineArgs:
             the host pool and back.
         swap_space: bytes for the host pool; unless given, as much as the KV cache has. Only with "swap".
         max_num_partial_prefills: prompts that may be in the middle of their computation at once; 0 = no limit.
+        async_scheduling: plan a step while the one before it is still computed.
         num_blocks: size of the pool, with the null block; excludes kv_cache_memory.
         kv_cache_memory: bytes for the pool; unless given, 512 MiB, or less where max_num_seqs requests of full length
             need less. On "cuda", what `gpu_memory_utilization` leaves.
@@ -73,6 +74,7 @@ class EngineArgs:
     preemption_mode: PreemptionMode = "recompute"
     swap_space: int | None = None
     max_num_partial_prefills: int = 0
+    async_scheduling: bool = False
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -168,6 +170,7 @@ class EngineArgs:
                 scheduling_policy=self.scheduling_policy,
                 preemption_mode=self.preemption_mode,
                 max_num_partial_prefills=self.max_num_partial_prefills,
+                async_scheduling=self.async_scheduling,
             ),
             seed=self.seed,
             speculative=self._speculative_config(draft_model, max_model_len),
@@ -260,7 +263,7 @@ _LEAST = {
     "seed": 0,
 }
 _OPTIONAL = ("num_blocks", "kv_cache_memory", "swap_space", "max_model_len")
-_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "trace", "keep_logits")
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "trace", "keep_logits")
 
 
 def describe(config: EngineConfig) -> str:

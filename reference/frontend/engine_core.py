@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, Executor, ModelRunner, Tier
@@ -33,6 +33,15 @@ class UniProcExecutor:
 
     def execute(self, schedule: SchedulerOutput) -> ModelRunnerOutput:
         return self.model_runner.execute(schedule)
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What was decided, and when; its trace lacks what came of it."""
+
+    schedule: SchedulerOutput
+    started: float
+    trace: StepTrace | None
 
 
 class EngineCore:
@@ -102,41 +111,56 @@ class EngineCore:
         """
         if not self.has_unfinished_requests():
             return []
+        step = self._plan()
+        try:
+            output = self.executor.execute(step.schedule)
+        except Exception as error:
+            # One broken step must not take the engine down with it: everybody else is still waiting.
+            return self._fail(step, error)
+        except BaseException:
+            # The blocks of this step are in the prefix cache already, but were never computed.
+            self.scheduler.fail_step(step.schedule, "interrupted")
+            raise
+        return self._take_in(step, output)
+
+    def _plan(self) -> PlannedStep:
         started = time.perf_counter()
         if self.config.trace:
             self.scheduler.notes = SchedulerNotes()
         schedule = self.scheduler.schedule()
         self.metrics.step_scheduled(schedule)
-        trace = self._begin_trace(schedule, started) if self.config.trace else None
-        try:
-            output = self.executor.execute(schedule)
-        except Exception as error:
-            # One broken step must not take the engine down with it: everybody else is still waiting.
-            logger.exception("Step %d failed; its requests end with an error.", schedule.step)
-            output = ModelRunnerOutput(sampled_token_ids={})
-            news = self.scheduler.fail_step(schedule, f"{type(error).__name__}: {error}")
-        except BaseException:
-            # The blocks of this step are in the prefix cache already, but were never computed.
-            self.scheduler.fail_step(schedule, "interrupted")
-            raise
-        else:
-            try:
-                if self.on_step is not None:
-                    self.on_step(schedule, output)
-            finally:  # an observer that raises must not leave the step half taken in
-                news = self.scheduler.update_from_output(schedule, output)
-        self.metrics.drafts_checked(schedule.scheduled_spec_decode_tokens, output.sampled_token_ids)
-        self.metrics.step_finished(news)
-        if trace is not None:
-            self.traces.append(
-                replace(
-                    trace,
-                    sampled_token_ids=_sampled(output, trace.num_scheduled_tokens),
-                    finished={n.request_id: n.finish_reason for n in news if n.finish_reason is not None},
-                    seconds=time.perf_counter() - started,
-                )
-            )
+        return PlannedStep(
+            schedule, started, self._begin_trace(schedule, started) if self.config.trace else None
+        )
+
+    def _fail(self, step: PlannedStep, error: Exception) -> list[EngineCoreOutput]:
+        logger.error("Step %d failed; its requests end with an error.", step.schedule.step, exc_info=error)
+        news = self.scheduler.fail_step(step.schedule, f"{type(error).__name__}: {error}")
+        self._record(step, ModelRunnerOutput(sampled_token_ids={}), news)
         return news
+
+    def _take_in(self, step: PlannedStep, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        try:
+            if self.on_step is not None:
+                self.on_step(step.schedule, output)
+        finally:  # an observer that raises must not leave the step half taken in
+            news = self.scheduler.update_from_output(step.schedule, output)
+        self._record(step, output, news)
+        return news
+
+    def _record(self, step: PlannedStep, output: ModelRunnerOutput, news: list[EngineCoreOutput]) -> None:
+        self.metrics.drafts_checked(step.schedule.scheduled_spec_decode_tokens, output.sampled_token_ids)
+        self.metrics.step_finished(news)
+        if step.trace is None:
+            return
+        self.traces.append(
+            replace(
+                step.trace,
+                sampled_token_ids=_sampled(output, step.trace.num_scheduled_tokens),
+                finished={n.request_id: n.finish_reason for n in news if n.finish_reason is not None},
+                seconds=time.perf_counter() - step.started,
+            )
+        )
 
     def _begin_trace(self, schedule: SchedulerOutput, started: float) -> StepTrace:
         """What was decided, before the forward pass; what came of it is filled in afterwards."""

@@ -9,9 +9,10 @@ from reference.contracts.config import EngineConfig
 from reference.contracts.protocols import Checkpoint, EngineCoreClient, Tier
 from reference.contracts.request import child_request_id
 from reference.contracts.sampling_params import SamplingParams
+from reference.frontend.async_core import make_engine_core
 from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.engine_args import EngineArgs, describe
-from reference.frontend.engine_core import EngineCore, InprocClient, OnStep
+from reference.frontend.engine_core import InprocClient, OnStep
 from reference.frontend.input_processor import InputProcessor, Prompt
 from reference.frontend.logger import configure_logging, logger
 from reference.frontend.metrics import StatLogger
@@ -50,7 +51,7 @@ class LLMEngine:
         self.config = config
         self.tokenizer = tokenizer
         grammars = GrammarCompiler(config.model, tokenizer)
-        self.engine_core = EngineCore(config, tier, checkpoint, on_step, draft_checkpoint, grammars)
+        self.engine_core = make_engine_core(config, tier, checkpoint, on_step, draft_checkpoint, grammars)
         self.client: EngineCoreClient = InprocClient(self.engine_core)
         self.input_processor = InputProcessor(config, tokenizer, grammars)
         self.output_processor = OutputProcessor(tokenizer)

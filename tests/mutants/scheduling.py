@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from reference.contracts.config import EngineConfig
 from reference.contracts.request import Request, RequestStatus
-from tests.mutants.mutant import Plant, mutant
+from reference.frontend.async_core import AsyncEngineCore
+from tests.mutants.mutant import SHARED, Plant, mutant
 
 SCHEDULER = "spec/test_scheduler.py"
 
@@ -137,3 +138,39 @@ def abort_keeps_the_blocks(plant: Plant) -> None:
     def free(original, self, request):
         if request.status is not RequestStatus.FINISHED_ABORTED:
             original(self, request)
+
+
+ASYNC = "spec/test_async_scheduling.py"
+
+
+@mutant(
+    "A block that a token filled whose id was not known yet is registered when it is: else it is never found.",
+    [f"{ASYNC}::test_blocks_are_found_in_the_cache_as_after_a_synchronous_run"],
+)
+def late_blocks_unregistered(plant: Plant) -> None:
+    plant.replace(plant.module("kv_cache_manager").KVCacheManager, "cache_blocks", lambda self, request: None)
+
+
+@mutant(
+    "With a step planned on top, a failed one no longer knows what it registered: what is kept may never be computed.",
+    [f"{ASYNC}::test_nothing_of_a_failed_step_is_found_in_the_cache"],
+)
+def failed_step_stays_cached(plant: Plant) -> None:
+    plant.replace(plant.module("kv_cache_manager").KVCacheManager, "withdraw_all", lambda self: None)
+
+
+@mutant(
+    "Siblings begin with their parent's first token: planned on top of it, the parent writes where they all read.",
+    [f"{ASYNC}::test_a_prompt_that_siblings_begin_behind_sits_out_the_step_planned_on_top_of_it"],
+)
+def parent_runs_ahead(plant: Plant) -> None:
+    plant.replace(Request, "can_run_ahead", lambda self, max_total_tokens: True)
+
+
+@mutant(
+    "An id may end and come back while a step is in flight: its token belongs to the request that was planned.",
+    [f"{ASYNC}::test_an_id_that_ends_and_comes_back_does_not_get_the_tokens_of_the_one_before"],
+    tiers=SHARED,
+)
+def token_of_a_stranger(plant: Plant) -> None:
+    plant.replace(AsyncEngineCore, "_without_strangers", lambda self, flight: flight.step)
