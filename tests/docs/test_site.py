@@ -85,7 +85,7 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_fences_have_heads_that_the_site_understands(page: Path) -> None:
-    """Behind a word after the language that is no option of it, a fence swallows all that follows; `py3` is untested."""
+    """A fence with a word behind its language that is no option swallows all that follows; `py3` is not tested."""
     heads = re.findall(r"^```(\w+ .*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert [head for head in heads if "=" not in head] == []
 
