@@ -16,7 +16,7 @@ SOURCES = {
     "linear_shapes": ("isa", "linear", "packed_matrix", "thread_pool", "weight_memory"),
     "attention_shapes": ("isa", "paged_attention", "thread_pool"),
 }
-# As CMakeLists.txt has them, but with checks and less optimisation; attention with none, which takes a third of the time.
+# As CMakeLists.txt has them, but with checks and less optimisation; attention with none, which compiles in a third.
 FLAGS = [
     "-std=c++17",
     "-g",
