@@ -1,21 +1,65 @@
-"""What mkdocs calls while it builds: exercises at the end of chapters, and pages without a translation say so."""
+"""What mkdocs calls while it builds: exercises at the end of chapters, and pages without a translation.
+
+The site is built in English first, then in Chinese. A page without a translation is shown in English there too, and
+says so; it is not run a second time, but taken over from the English site as it was made there.
+"""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from docs.support.exercises import exercises_of
 
-NOTICE = '!!! note "本页还没有中文翻译，以下为英文原文。"\n\n'
+NOTICE = (
+    '<div class="admonition note"><p class="admonition-title">本页还没有中文翻译，以下为英文原文。</p></div>'
+)
+
+
+@dataclass(frozen=True)
+class _Made:
+    html: str
+    toc: Any
+    anchors: set[str]
+
+
+_made: dict[str, _Made] = {}  # English pages by name
+
+
+def on_config(config: Any) -> None:
+    if _language(config) == "en":  # `mkdocs serve` builds again and again
+        _made.clear()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     name = page.file.src_uri
-    is_translated = name.endswith(".zh.md")
+    if _is_taken_over(name, config):
+        title = re.search(r"^# .*$", markdown, re.MULTILINE)
+        return title[0] if title else ""  # for the navigation
     exercises = exercises_of(name.replace(".zh.md", ".md"))
     if exercises:
-        markdown += f"\n\n## {'练习' if is_translated else 'Exercises'}\n\n{exercises}\n"
-    if config.plugins["i18n"].current_language != "zh" or is_translated:
-        return markdown
-    head, _, rest = markdown.partition("\n")  # the notice stands behind the title
-    return f"{head}\n\n{NOTICE}{rest}" if head.startswith("# ") else NOTICE + markdown
+        markdown += f"\n\n## {'练习' if name.endswith('.zh.md') else 'Exercises'}\n\n{exercises}\n"
+    return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    name = page.file.src_uri
+    if not _is_taken_over(name, config):
+        if _language(config) == "en":
+            _made[name] = _Made(html, page.toc, page.present_anchor_ids)
+        return html
+    made = _made[name]
+    page.toc, page.present_anchor_ids = made.toc, made.anchors
+    # Pages have neighbours of the same names in both languages; pictures are there once, a folder higher.
+    content = re.sub(r'(src|href)="\.\./(images|assets)/', r'\1="../../\2/', made.html)
+    return content.replace("</h1>", f"</h1>\n{NOTICE}", 1)
+
+
+def _language(config: Any) -> str:
+    language: str = config.plugins["i18n"].current_language or "en"
+    return language
+
+
+def _is_taken_over(name: str, config: Any) -> bool:
+    return _language(config) != "en" and name in _made and not name.endswith(".zh.md")
