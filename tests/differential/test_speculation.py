@@ -23,9 +23,10 @@ from reference.frontend.tokenizer import load_tokenizer
 from reference.frontend.workload import Workload, WorkloadRequest, WorkloadRun
 from tests.speculation import RightUntil, always_right
 from tests.tiny_models import make_tiny_llama
-from tests.workloads import make_workload
+from tests.workloads import TINY, make_workload
 
 NUM_WORKLOADS = 8  # of each kind
+SHORT = replace(TINY, stretches=(0,))  # of a few workloads, enough then swap
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_random_workloads_have_the_same_schedule_on_both_tiers_and_the_tokens_of
     """Through preemptions of both modes, cache hits, chunks, aborts, siblings and every sampling rule."""
     preempted = cached = copied = checked = accepted = swapped = 0
     for seed in range(NUM_WORKLOADS):
-        workload = make_workload(seed)
+        workload = make_workload(seed, SHORT)
         workload.config.pop("speculative", None)
         if seed % 2:
             workload = replace(workload, config={**workload.config, "preemption_mode": "swap"})
