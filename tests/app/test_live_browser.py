@@ -39,7 +39,9 @@ def test_the_steps_of_a_server_arrive_while_it_runs_until_somebody_cancels(view:
             view.page.wait_for_function(
                 "() => document.querySelector('.tw h2')?.textContent.startsWith('Live: ')"
             )
-            assert view.step == view.last  # it follows
+            view.page.wait_for_function(  # it follows; both in one look, for they move
+                "() => { const s = document.querySelector('.tw .scrub'); return +s.max > 0 && s.value === s.max; }"
+            )
             before = view.last
             view.page.wait_for_function(
                 "before => +document.querySelector('.tw .scrub').max > before", arg=before, timeout=20_000
