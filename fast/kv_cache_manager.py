@@ -90,9 +90,11 @@ class KVCacheManager:
         num_computed_tokens = request.num_computed_tokens
         if table is None:
             if self.sliding_window is not None and request_id in self.host_tables:
-                # Of what is swapped in, too, the entries that had left the window stay null.
+                # Of what is swapped in, too, the entries that had left the window stay null; hits among them are of
+                # no use.
                 num_left = self.host_tables[request_id].count(0)
-                computed_blocks = [*computed_blocks, *[0] * (num_left - len(computed_blocks))]
+                if len(computed_blocks) < num_left:
+                    computed_blocks = [0] * num_left
             num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
             num_computed_tokens = max(num_computed_tokens, num_found_tokens)
         num_tokens = num_computed_tokens + num_new_tokens

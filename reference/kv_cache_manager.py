@@ -78,9 +78,10 @@ class KVCacheManager:
     ) -> list[int] | None:
         table = self.block_tables.get(request.request_id, [])
         self._free_left_of_window(request, table)
-        # Of what is swapped in, too, the entries that had left the window stay null.
+        # Of what is swapped in, too, the entries that had left the window stay null; hits among them are of no use.
         num_left = self.host_tables.get(request.request_id, []).count(0)
-        computed_blocks = [*computed_blocks, *[0] * (num_left - len(computed_blocks))]
+        if len(computed_blocks) < num_left:
+            computed_blocks = [0] * num_left
         num_found_tokens = len(computed_blocks) * self.block_size + num_external_tokens
         num_tokens = max(request.num_computed_tokens, num_found_tokens) + num_new_tokens
         num_fresh = max(cdiv(num_tokens, self.block_size) - len(table) - len(computed_blocks), 0)

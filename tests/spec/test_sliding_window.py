@@ -461,3 +461,27 @@ def test_the_runner_never_gets_a_slot_of_the_null_block(tier: Tier, window: int)
 def test_a_window_below_one_is_refused(window: int) -> None:
     with pytest.raises(ValueError, match=f"sliding_window must be at least 1, got {window}"):
         CacheConfig(16, 10, sliding_window=window)
+
+
+def test_a_hit_that_lies_left_of_the_window_is_no_use_to_what_is_swapped_in(tier: Tier) -> None:
+    """Found in 1,000,000 rule steps: the fast tier took such a hit for a null entry, and never gave its block back."""
+    config = windowed(make_config(block_size=1, num_usable_blocks=20, num_host_blocks=20), 4)
+    manager = tier.make_kv_cache_manager(config)
+    request = make_request("a", 8)
+    admit(manager, request)
+    first, *others = manager.get_block_ids("a")
+    decode(manager, request, 1)  # the blocks of the first five tokens leave the window
+    manager.begin_step()
+    assert manager.swap_out(request)
+    evict(manager, *others)
+    manager.begin_step()
+    hits = manager.get_computed_blocks(request)
+    assert hits == [first]
+    request.all_token_ids.append(501)
+    assert manager.allocate_slots(request, 1, hits) is not None
+    manager.check_integrity()
+    table = manager.get_block_ids("a")
+    assert table.count(0) == table.index(next(filter(None, table))) > 1
+    manager.free(request)
+    manager.check_integrity()
+    assert manager.usage == 0
