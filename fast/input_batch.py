@@ -29,7 +29,6 @@ from fast.sampler import ProcessedRow
 from reference.contracts.config import EngineConfig, cdiv
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import (
-    PLACEHOLDER_TOKEN_ID,
     NewRequestData,
     RunningRequestData,
     SchedulerOutput,
@@ -204,7 +203,7 @@ class InputBatch:
         """Apply the deltas of all running requests."""
         rows = np.array([self.row_of[delta.request_id] for delta in running], dtype=np.int64)  # [S]
         self.num_computed_tokens[rows] = [delta.num_computed_tokens for delta in running]
-        new_token_ids = [self._known(delta) for delta in running]
+        new_token_ids = [delta.known_token_ids(self.newest) for delta in running]
         self.token_ids.append(rows, new_token_ids)
         for i, delta in enumerate(running):
             if delta.block_copy is not None:
@@ -216,12 +215,6 @@ class InputBatch:
         grown = [i for i, delta in enumerate(running) if delta.new_block_ids]
         if grown:  # a decode takes a new block in one step of B
             self.block_tables.append(rows[grown], [running[i].new_block_ids for i in grown])
-
-    def _known(self, running: RunningRequestData) -> Sequence[int]:
-        """The new tokens of a request. Who got none in the last step has ended with an error: any token will do."""
-        if running.new_token_ids == (PLACEHOLDER_TOKEN_ID,):
-            return self.newest.get(running.request_id, [0])
-        return running.new_token_ids
 
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in the order of their rows. At least one is scheduled."""

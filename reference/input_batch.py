@@ -13,7 +13,6 @@ Fast twin: `fast/input_batch.py`, which keeps the batch between steps. Source: v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy as np
 from reference.attention import AttentionMetadata
 from reference.contracts.config import EngineConfig
 from reference.contracts.sampling_params import SamplingParams
-from reference.contracts.schedule import PLACEHOLDER_TOKEN_ID, RunningRequestData, SchedulerOutput
+from reference.contracts.schedule import SchedulerOutput
 
 
 @dataclass
@@ -96,17 +95,11 @@ class InputBatch:
             )
         for running in schedule.scheduled_running_reqs:
             state = self.states[running.request_id]
-            state.token_ids.extend(self._known(running))
+            state.token_ids.extend(running.known_token_ids(self.newest))
             if running.block_copy is not None:
                 state.block_ids[running.block_copy.index] = running.block_copy.target
             state.block_ids.extend(running.new_block_ids)
             state.num_computed_tokens = running.num_computed_tokens
-
-    def _known(self, running: RunningRequestData) -> Sequence[int]:
-        """The new tokens of a request. Who got none in the last step has ended with an error: any token will do."""
-        if running.new_token_ids == (PLACEHOLDER_TOKEN_ID,):
-            return self.newest.get(running.request_id, [0])
-        return running.new_token_ids
 
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in scheduling order. At least one is scheduled."""

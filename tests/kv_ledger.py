@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from reference.contracts.schedule import PLACEHOLDER_TOKEN_ID, SchedulerOutput
+from reference.contracts.schedule import SchedulerOutput
 
 Slots = dict[tuple[int, int], int]  # (block, offset) -> content
 
@@ -49,10 +49,7 @@ class KVLedger:
             )
         for running in schedule.scheduled_running_reqs:
             state = self.states[running.request_id]
-            known = running.new_token_ids
-            if known == (PLACEHOLDER_TOKEN_ID,):
-                known = tuple(self.newest.get(running.request_id, (0,)))
-            state.token_ids.extend(known)
+            state.token_ids.extend(running.known_token_ids(self.newest))
             if running.block_copy is not None:
                 state.block_ids[running.block_copy.index] = running.block_copy.target
             state.block_ids.extend(running.new_block_ids)

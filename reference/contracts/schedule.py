@@ -6,7 +6,7 @@ deltas, so a step of 256 decodes moves 256 small records and not 256 prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,6 +110,14 @@ class RunningRequestData:
     new_block_ids: tuple[int, ...]  # to be appended to the block table
     num_computed_tokens: int
     block_copy: BlockCopy | None = None  # its target replaces a block of the table
+
+    def known_token_ids(self, newest: Mapping[str, Sequence[int]]) -> Sequence[int]:
+        """The new tokens, with what the runner has drawn in the step before in place of a placeholder.
+
+        Who got none in that step has ended with an error: any token will do.
+        """
+        is_placeholder = self.new_token_ids == (PLACEHOLDER_TOKEN_ID,)
+        return newest.get(self.request_id, (0,)) if is_placeholder else self.new_token_ids
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,4 @@
-import importlib.util
-from pathlib import Path
-
-_spec = importlib.util.spec_from_file_location("exercise_cuda", Path(__file__).parent / "cuda.py")
-cuda = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cuda)
+from docs.exercises.checks import cuda
 
 
 def check_every_lane_gets_the_sum(exercise):
