@@ -212,6 +212,10 @@ def parameter(tensor: torch.Tensor) -> torch.Tensor:
 class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Torch computes when it is called and not when a plan is replayed; it may only say how memory is to be seen."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it torch would import its compiler first: a second before the first token
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from reference.contracts.schedule import (
     SchedulerOutput,
 )
 from reference.model_runner import ModelRunner as ReferenceModelRunner
-from tests.tiny_models import random_llama_weights
+from tests.tiny_models import make_tiny_llama, random_llama_weights
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -469,11 +470,14 @@ def test_an_unknown_architecture_is_refused_by_both_runners_in_the_same_sentence
     assert len(sentences) == 1
 
 
-def test_the_runner_imports_no_compiler_and_no_transformers() -> None:
-    # Each takes seconds, which every start of the program would pay.
-    code = """
-import sys, fast.model_runner
-print(sorted({"torch._dynamo", "torch._inductor", "transformers"} & sys.modules.keys()))
+def test_a_run_imports_no_compiler_and_no_transformers(tmp_path: Path) -> None:
+    # Each takes about a second, which every start of the program would pay.
+    folder = make_tiny_llama(tmp_path)
+    code = f"""
+import sys
+from fast import LLM, SamplingParams
+LLM(model={str(folder)!r}).generate("a b", SamplingParams(temperature=0.5, max_tokens=3), use_tqdm=False)
+print(sorted({{"torch._dynamo", "torch._inductor", "sympy", "transformers"}} & sys.modules.keys()))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
