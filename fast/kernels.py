@@ -475,6 +475,26 @@ def linear(
     _cpu.linear(out, x, weight, bias, torch.get_num_threads())
 
 
+@_on_device
+def linear_silu_and_mul(
+    out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
+) -> None:
+    """out = silu(gate) * up, where gate and up are the halves of x W^T + bias; neither of them is written.
+
+    Args:
+        out: [T, F], rows, written; not `x`.
+        x: [T, C], rows.
+        weight: [2F, C], packed of two parts of equal size: the rows of the gate, then those of up.
+        bias: [2F].
+
+    Raises:
+        ValueError: a bad tensor, or a weight that is not two equal parts.
+
+    The numbers are those of `linear` followed by `silu_and_mul`.
+    """
+    _cpu.linear_silu_and_mul(out, x, weight, bias, torch.get_num_threads())
+
+
 def linear_argmax(out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix) -> None:
     """out = argmax(x W^T) of each row, the lowest column among equals: what `linear` and a greedy `sample` would give.
 

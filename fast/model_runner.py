@@ -180,7 +180,7 @@ class ModelRunner:
         is_first = batch.token_ids.lengths[rows] == batch.num_prompt_tokens[rows]  # [Q]
         counts = np.where(is_first, batch.num_sequences[rows], 1 + num_drafts)  # [Q]
         first_rows = np.cumsum(1 + num_drafts) - 1 - num_drafts  # [Q]
-        first_draws = np.cumsum(counts) - counts  # [Q]
+        first_draws = counts.cumsum() - counts  # [Q]
         indices = np.arange(counts.sum()) - np.repeat(first_draws, counts)  # [M], among those of the request
         is_sibling = np.repeat(is_first, counts)  # [M], or the first of them
         num_taken = np.where(is_sibling, 0, indices)  # [M]
@@ -261,7 +261,7 @@ class ModelRunner:
         }
 
     def _make_output(self, draws: _Draws, token_ids: list[int], logits: torch.Tensor) -> ModelRunnerOutput:
-        first_draws = np.cumsum(draws.counts) - draws.counts  # [Q]
+        first_draws = draws.counts.cumsum() - draws.counts  # [Q]
         request_ids = [self.batch.req_ids[row] for row in draws.requests[first_draws].tolist()]
         sampled: dict[str, list[int]] = {}
         siblings: dict[str, list[int]] = {}
