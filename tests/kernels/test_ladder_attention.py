@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fast import kernels
-from tests.kernels.ladders import ATTENTION, ORDERS, Rung, every_dtype, every_rung, rungs_of
+from tests.kernels.ladders import ATTENTION, ORDERS, Rung, every_dtype, every_rung, ladder, rungs_of
 from tests.kernels.oracles import assert_close
 from tests.kernels.paged_batches import PagedBatch, make_chunks, make_decode, random_batch
 
@@ -103,7 +103,7 @@ def test_a_window_sees_only_the_newest_tokens_and_never_reads_blocks_left_of_it(
 @pytest.mark.parametrize("seed", range(6))
 def test_random_ragged_batches_equal_the_oracle(operation: str, rung: str, seed: int) -> None:
     order, threads = ORDERS[seed % len(ORDERS)]
-    case = Rung(operation, rung, kernels.ladder("simt", seed=order + 10, threads=threads))
+    case = Rung(operation, rung, ladder(order + 10, threads))
     assert_equals_the_oracle(case, random_batch(operation, seed))
 
 
