@@ -124,7 +124,10 @@ def table_of(architecture: str, lines: list[Line]) -> Table:
 
 def markdown_of(architecture: str, lines: list[Line]) -> str:
     columns = (*COLUMNS, *lines[0].counts)
-    rows = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows_of(lines)]
+    rows = [
+        " | ".join([f"`{title}`".replace("|", "\\|"), *cells])  # in code, or <float32> would be a tag
+        for title, *cells in rows_of(lines)
+    ]
     head = [f"## {architecture}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return "\n".join([*head, *(f"| {row} |" for row in rows), ""])
 
