@@ -34,7 +34,11 @@ class TensorView {
       throw std::invalid_argument(name_ + ": expected a torch.Tensor, got " + Py_TYPE(object.ptr())->tp_name + ".");
     }
     try {
-      owner_ = object.attr("__dlpack__")();
+      // Left to choose, an older torch makes the default stream wait for the current one, which ends the recording of
+      // a CUDA graph. Nothing has to wait: the launch goes to the current stream.
+      const bool on_gpu = py::bool_(py::getattr(object, "is_cuda", py::bool_(false)));
+      const py::object export_capsule = object.attr("__dlpack__");
+      owner_ = on_gpu ? export_capsule(py::arg("stream") = -1) : export_capsule();
     } catch (py::error_already_set& error) {
       error.restore();
       throw unreadable();

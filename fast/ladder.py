@@ -1,9 +1,9 @@
 """The CUDA kernels of `csrc/kernels`, each a ladder of rungs from naive to fast: `kernels.ladder("simt")` has them.
 
-Shapes: T tokens, S sequences, H query heads, Hkv KV heads, D head dim, B block size, N blocks, P pairs, C hidden
-size, F ffn size, V vocabulary, R rows. Data is float32, float16 or bfloat16, one of them in all tensors of a call,
-and computed in float32. A tensor described as "rows" may have any stride between its outermost entries;
-everything else must be contiguous.
+An operation that the CPU has too is described there, in `fast/kernels.py`: the same tensors in the same shapes, with
+what differs given here. Data is float32, float16 or bfloat16, one of them in all tensors of a call, and computed in
+float32. A tensor described as "rows" may have any stride between its outermost entries; everything else must be
+contiguous.
 
 Every method takes `rung`, a name out of `Ladder.rungs`; "" is the highest that takes the call. The cards at the head
 of the .cuh files say what each rung does and why it is faster. Every method raises ValueError for a bad tensor, an
@@ -67,26 +67,15 @@ class Ladder:
     def rms_norm(
         self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, rung: str = ""
     ) -> None:
-        """out = x / sqrt(mean(x ** 2) + eps) * weight for each row.
-
-        Args:
-            out: [T, C], rows, written; may be `x`.
-            x: [T, C], rows.
-            weight: [C].
-        """
+        """Arguments as in `kernels.rms_norm`."""
         self.module.rms_norm(out, x, weight, eps, rung, self._how)
 
     def fused_add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rung: str = ""
     ) -> None:
-        """residual += x, then x = rms_norm(residual); the norm sees the residual as it was rounded.
+        """Arguments as in `kernels.fused_add_rms_norm`; the norm sees the residual as it was rounded.
 
         Rungs are those of "rms_norm".
-
-        Args:
-            x: [T, C], rows, replaced.
-            residual: [T, C], rows, updated in place.
-            weight: [C].
         """
         self.module.fused_add_rms_norm(x, residual, weight, eps, rung, self._how)
 
@@ -99,13 +88,7 @@ class Ladder:
         eps: float,
         rung: str = "",
     ) -> None:
-        """out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias for each row.
-
-        Args:
-            out: [T, C], rows, written; may be `x`.
-            x: [T, C], rows.
-            weight, bias: [C].
-        """
+        """Arguments as in `kernels.layer_norm`."""
         self.module.layer_norm(out, x, weight, bias, eps, rung, self._how)
 
     def reshape_and_cache(
@@ -117,37 +100,24 @@ class Ladder:
         slot_mapping: torch.Tensor,
         rung: str = "",
     ) -> None:
-        """Copies each token's K and V into its slot of the paged cache. Rungs are those of "cache_write".
+        """Arguments as in `kernels.reshape_and_cache`, but slots must be distinct, and slot -1 writes nothing.
 
-        Args:
-            key, value: [T, Hkv, D], rows.
-            k_cache, v_cache: [N, B, Hkv, D], written in place.
-            slot_mapping: int64 [T], distinct; slot = block * B + offset in the block. -1 writes nothing.
+        Rungs are those of "cache_write".
         """
         self.module.reshape_and_cache(key, value, k_cache, v_cache, slot_mapping, rung, self._how)
 
     def copy_blocks(
         self, k_cache: torch.Tensor, v_cache: torch.Tensor, block_mapping: torch.Tensor, rung: str = ""
     ) -> None:
-        """Copies whole blocks within the cache, all pairs at the same time.
-
-        Args:
-            k_cache, v_cache: [N, B, Hkv, D], written in place.
-            block_mapping: int64 [P, 2], pairs (from, to); no `to` twice, and none that a pair copies from.
-        """
+        """Arguments as in `kernels.copy_blocks`."""
         self.module.copy_blocks(k_cache, v_cache, block_mapping, rung, self._how)
 
     def swap_blocks(
         self, source: torch.Tensor, target: torch.Tensor, block_mapping: torch.Tensor, rung: str = ""
     ) -> None:
-        """Copies whole blocks from one cache to another, all pairs at the same time.
+        """Arguments as in `kernels.swap_blocks`, source and target in different memory.
 
         On a GPU one of the two may lie in pinned memory of the host.
-
-        Args:
-            source: [Ns, B, Hkv, D].
-            target: [Nt, B, Hkv, D], written in place; other memory than the source's.
-            block_mapping: int64 [P, 2], pairs (block of the source, block of the target), no target twice.
         """
         self.module.swap_blocks(source, target, block_mapping, rung, self._how)
 
@@ -165,17 +135,13 @@ class Ladder:
     ) -> None:
         """Attention of one query a sequence, its newest token, over the paged cache: the decode step.
 
-        Query head h reads KV head h // (H // Hkv). Kwon et al., SOSP 2023.
+        `kernels.paged_attention` with S = T and no offsets, D at most 256; window 0 is all tokens. A sequence of length
+        0 gives zeros.
 
         Args:
-            out: [S, H, D], rows, written; zeros for a sequence of length 0.
-            query: [S, H, D], rows, D at most 256.
-            k_cache, v_cache: [N, B, Hkv, D].
-            block_tables: int32 [S, max_blocks], rows; entries past the last token or wholly left of the window are
-                not read.
+            out: [S, H, D], rows, written.
+            query: [S, H, D], rows.
             seq_lens: int32 [S], tokens in the cache, the query's own included.
-            scale: factor on query . key, usually D ** -0.5.
-            window: how many of the newest tokens are seen; 0 is all.
         """
         self.module.paged_attention(
             out, query, k_cache, v_cache, block_tables, seq_lens, scale, window, rung, self._how
@@ -194,22 +160,7 @@ class Ladder:
         window: int = 0,
         rung: str = "",
     ) -> None:
-        """Causal attention of a ragged batch over the paged cache: chunks of prompts and decoded tokens, mixed.
-
-        The query rows query_start_loc[s] : query_start_loc[s + 1] are the last tokens of sequence s; each attends to
-        itself and to all tokens before it. Query head h reads KV head h // (H // Hkv).
-
-        Args:
-            out: [T, H, D], rows, written.
-            query: [T, H, D], rows, D at most 256.
-            k_cache, v_cache: [N, B, Hkv, D].
-            block_tables: int32 [S, max_blocks], rows; entries past the last token or wholly left of the first query
-                row's window are not read.
-            query_start_loc: int32 [S + 1], ascending from 0 to T.
-            seq_lens: int32 [S], tokens in the cache, the query rows included.
-            scale: factor on query . key, usually D ** -0.5.
-            window: how many of the newest tokens a query sees, itself included; 0 is all.
-        """
+        """Arguments as in `kernels.paged_attention`, D at most 256; window 0 is all tokens."""
         self.module.prefill_attention(
             out,
             query,
@@ -225,21 +176,11 @@ class Ladder:
         )
 
     def silu_and_mul(self, out: torch.Tensor, gate_up: torch.Tensor, rung: str = "") -> None:
-        """out = silu(gate) * up. Rungs are those of "silu_mul".
-
-        Args:
-            out: [T, F], rows, written.
-            gate_up: [T, 2F], rows; the F numbers of the gate, then the F of up.
-        """
+        """Arguments as in `kernels.silu_and_mul`. Rungs are those of "silu_mul"."""
         self.module.silu_and_mul(out, gate_up, rung, self._how)
 
     def gelu(self, out: torch.Tensor, x: torch.Tensor, rung: str = "") -> None:
-        """out = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).
-
-        Args:
-            out: [T, F], rows, written; may be `x`.
-            x: [T, F], rows.
-        """
+        """Arguments as in `kernels.gelu`."""
         self.module.gelu(out, x, rung, self._how)
 
     def rotary_embedding(
@@ -250,13 +191,9 @@ class Ladder:
         cos_sin_cache: torch.Tensor,
         rung: str = "",
     ) -> None:
-        """Rotates query and key in place: dimensions i and i + D/2 form a pair. Rungs are those of "rotary".
+        """Arguments as in `kernels.rotary_embedding`, D at most 256; `cos_sin_cache` is always float32.
 
-        Args:
-            positions: int64 [T].
-            query: [T, H, D], rows, D even and at most 256.
-            key: [T, Hkv, D], rows.
-            cos_sin_cache: float32 [max_pos, D] whatever the others are; D/2 cosines, then D/2 sines.
+        Rungs are those of "rotary".
         """
         self.module.rotary_embedding(positions, query, key, cos_sin_cache, rung, self._how)
 
@@ -309,7 +246,7 @@ class Ladder:
         frequency_penalty: torch.Tensor,
         rung: str = "",
     ) -> None:
-        """Masks, biases and penalties, float32 alone: arguments as in `kernels.process_logits`, ids of a list distinct.
+        """Arguments as in `kernels.process_logits`, logits in float32, ids of a list distinct.
 
         Rungs are those of "penalties".
         """
@@ -345,7 +282,7 @@ class Ladder:
         out: torch.Tensor,
         rung: str = "",
     ) -> None:
-        """Draws one token a row, computed in float64: arguments as in `kernels.sample`.
+        """Arguments as in `kernels.sample`, computed in float64 from logits of any of the types.
 
         Rungs are those of "topk_topp_sample".
         """

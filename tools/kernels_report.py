@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tools.cuda_toolkit import RELEASE, find_toolkit
 from tools.kernel_budgets import Budgets, breaches, load_budgets
-from tools.kernel_facts import CompileError, Kernel, compile_kernels
+from tools.kernel_facts import TYPE_NAMES, CompileError, Kernel, compile_kernels
 from tools.occupancy import MULTIPROCESSORS, Occupancy, occupancy
 
 # Beside those that have a budget: shared memory, and what a spill looks like.
@@ -54,6 +54,7 @@ class Line:
         }
 
     def cells(self) -> list[str]:
+        """What stands behind the kernel's name. None of something is a dash, so that the rest is seen."""
         kernel, resident = self.kernel, self.resident
         shared = f"{kernel.shared_bytes}" + (f" + {self.dynamic_bytes}" if self.dynamic_bytes else "")
         numbers = [
@@ -63,15 +64,11 @@ class Line:
             kernel.stack_bytes,
             kernel.spill_bytes,
             resident.blocks,
-        ]
-        limits = ", ".join(resident.limits)
-        return [
-            kernel.title,
-            *map(str, numbers),
             f"{resident.share:.0%}",
-            limits,
-            *map(str, self.counts.values()),
+            ", ".join(resident.limits),
+            *self.counts.values(),
         ]
+        return ["-" if number in (0, "0") else str(number) for number in numbers]
 
 
 COLUMNS = (
@@ -99,20 +96,48 @@ def lines_of(kernels: tuple[Kernel, ...], budgets: Budgets) -> list[Line]:
     return lines
 
 
+def rows_of(lines: list[Line]) -> list[list[str]]:
+    """Title and cells of each kernel, those of several types in one row where all else agrees."""
+    types: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        arguments = line.kernel.arguments
+        named = [argument for argument in arguments if argument in TYPE_NAMES.values()]
+        others = [argument for argument in arguments if argument not in named]
+        key = (line.kernel.name, ", ".join(others), *line.cells())
+        types.setdefault(key, []).extend(named)
+    rows = []
+    for (name, others, *cells), named in types.items():
+        arguments = ", ".join(filter(None, (" | ".join(named), others)))
+        rows.append([f"{name}<{arguments}>" if arguments else name, *cells])
+    return rows
+
+
 def table_of(architecture: str, lines: list[Line]) -> Table:
     table = Table(title=architecture, title_justify="left", box=None, pad_edge=False)
     for column in (*COLUMNS, *lines[0].counts):
         table.add_column(column, justify="left" if column in ("kernel", "limited by") else "right")
-    for line in lines:
-        table.add_row(*line.cells(), style="yellow" if line.kernel.stack_bytes else None)
+    local = COLUMNS.index("local B")
+    for row in rows_of(lines):
+        table.add_row(*row, style=None if row[local] == "-" else "yellow")
     return table
 
 
 def markdown_of(architecture: str, lines: list[Line]) -> str:
     columns = (*COLUMNS, *lines[0].counts)
-    rows = [" | ".join(line.cells()) for line in lines]
+    rows = [
+        " | ".join([f"`{title}`".replace("|", "\\|"), *cells])  # in code, or <float32> would be a tag
+        for title, *cells in rows_of(lines)
+    ]
     head = [f"## {architecture}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     return "\n".join([*head, *(f"| {row} |" for row in rows), ""])
+
+
+def legend(budgets: Budgets) -> str:
+    return (
+        "Registers, local memory and spills are a thread's; shared memory is a block's: static + what "
+        f"{budgets.context:,} tokens of context take.\nBlocks and occupancy are a multiprocessor's; below an "
+        "instruction's name stands how often it is in the code."
+    )
 
 
 def broken_budgets(lines: list[Line], budgets: Budgets) -> list[str]:
@@ -132,7 +157,7 @@ def write_files(folder: Path, by_architecture: dict[str, list[Line]], budgets: B
     content = {"nvcc": RELEASE, "context": budgets.context, "kernels": everything}
     (folder / "kernels-report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     pages = [markdown_of(architecture, lines) for architecture, lines in by_architecture.items()]
-    head = f"# CUDA kernels as nvcc {RELEASE} compiles them\n\n"
+    head = f"# CUDA kernels as nvcc {RELEASE} compiles them\n\n{legend(budgets)}\n\n"
     (folder / "kernels-report.md").write_text(head + "\n".join(pages), encoding="utf-8")
 
 
@@ -155,6 +180,7 @@ def main(folder: Path) -> int:
     console = Console(width=WIDTH)
     for architecture, lines in by_architecture.items():
         console.print(table_of(architecture, lines), "")
+    print(legend(budgets))
     sentences = [s for lines in by_architecture.values() for s in broken_budgets(lines, budgets)]
     for sentence in sentences:
         console.print(f"over budget: {sentence}", style="red", highlight=False)

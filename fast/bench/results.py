@@ -19,6 +19,8 @@ from fast.cores import available_cores
 
 Document = dict[str, Any]
 
+UNLIMITED = 10_000  # columns: to ask how wide a table would like to be
+
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """`--json` and `--save`."""
@@ -84,13 +86,22 @@ def save(document: Document, path: Path, draw: Draw) -> None:
 def print_table(
     title: str, headings: list[str], rows: list[list[str]], notes: list[str] | None = None
 ) -> None:
-    """The first column is text, the others are numbers."""
+    """The first column is text, the others are numbers. Lines break between words, and no number is cut.
+
+    A file gets one line a row, however wide.
+    """
     table = Table(title=title)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
+    for index, cells in enumerate(zip(headings, *rows, strict=True)):
+        longest_word = max((len(word) for cell in cells for word in cell.split()), default=1)
+        table.add_column(cells[0], justify="right" if index else "left", min_width=longest_word)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
-    console.print(table)
+    natural = console.measure(table, options=console.options.update(width=UNLIMITED)).maximum
+    if not console.is_terminal:
+        console.width = max(console.width, natural)
+    elif console.width < natural:  # what frames take is needed
+        table.box, table.pad_edge, table.padding = None, False, (0, 1, 0, 0)
+    console.print(table, crop=False)
     for note in notes or []:
         console.print(note)

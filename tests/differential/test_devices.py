@@ -15,12 +15,13 @@ import torch
 from fast import kernels
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput
+from reference.frontend.async_core import AsyncEngineCore
 from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.diff import DiffReport, compare_tiers
 from reference.frontend.engine_args import EngineArgs
 from reference.frontend.llm_engine import LLMEngine
 from reference.frontend.tiers import load_tier
-from reference.frontend.workload import Workload, WorkloadRequest
+from reference.frontend.workload import Workload, WorkloadRequest, run_workload
 from tests.architectures import ARCHITECTURES
 from tests.devices import DEVICE
 from tests.tiny_models import make_tiny_llama, make_tiny_model
@@ -114,6 +115,45 @@ def test_guessed_tokens_are_verified_as_on_the_cpu(tmp_path: Path) -> None:
         WorkloadRequest("repeats", prompt_token_ids=prompt, params=params),
         speculative={"method": "ngram", "num_speculative_tokens": 3},
     )
+
+
+def test_a_step_planned_while_another_runs_on_the_device_changes_no_token_and_no_schedule(
+    tmp_path: Path,
+) -> None:
+    """The device works in another thread than the plan is made in. All requests end by their length."""
+    make_tiny_llama(tmp_path)
+    requests = [request("greedy", 21, 9, temperature=0), request("drawn", 11, 5, first=50, seed=3)]
+    runs = []
+    for tier, device, is_async in [
+        ("reference", "cpu", False),
+        ("fast", DEVICE, False),
+        ("fast", DEVICE, True),
+    ]:
+        args = EngineArgs(
+            str(tmp_path), device=device, max_model_len=100, block_size=8, async_scheduling=is_async
+        )
+        engine = LLMEngine.from_engine_args(args, load_tier(tier))
+        assert isinstance(engine.engine_core, AsyncEngineCore) is is_async
+        steps = note_plans(engine)
+        finished = run_workload(engine, Workload(tuple(requests)))
+        tokens = {name: output.outputs[0].token_ids for name, output in finished.items()}
+        runs.append((tokens, [step for step in steps if step]))
+    assert {name: len(tokens) for name, tokens in runs[0][0].items()} == {"greedy": 9, "drawn": 5}
+    assert runs[0] == runs[1] == runs[2]
+
+
+def note_plans(engine: LLMEngine) -> list[dict[str, int]]:
+    """Filled with the tokens of each request in each step that the scheduler plans."""
+    scheduler: Any = engine.engine_core.scheduler  # type: ignore[attr-defined]
+    schedule, plans = scheduler.schedule, []
+
+    def note() -> Any:
+        output = schedule()
+        plans.append(dict(output.num_scheduled_tokens))
+        return output
+
+    scheduler.schedule = note
+    return plans
 
 
 @pytest.mark.parametrize(

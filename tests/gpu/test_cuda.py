@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_decode_steps_are_recorded_once_a_size(tmp_path: Path) -> None:
         engine.step()
     assert sorted(recorded) == [1, 2, 4]
     assert sorted(forward._graphs) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_decode_step_waits_for_the_gpu_once(tmp_path: Path, temperature: float) -> None:
+    make_tiny_llama(tmp_path)
+    engine = cuda_engine(tmp_path, max_num_seqs=2)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, top_k=9, seed=1)
+    for name in ("a", "b"):
+        engine.add_request(name, [10] * 5, params)
+    for _ in range(3):  # the prompts, and the recording of a decode step
+        engine.step()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [str(warning.message) for warning in caught if "called a synchronizing" in str(warning.message)]
+    assert len(waits) == 1, waits
 
 
 def test_a_launch_goes_to_the_current_stream(tmp_path: Path) -> None:

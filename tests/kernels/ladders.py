@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +11,6 @@ import torch
 from fast import kernels
 from fast.ladder import Ladder
 from tests.devices import DEVICE, Elsewhere
-from tests.kernels import oracles
 
 # Absolute, times max(1, largest |expected|), for inputs of N(0, 1). The 16-bit types round what they store at 5e-4 and
 # 4e-3 of a number: half a step of the result, and half a step of what is stored in between.
@@ -28,6 +26,7 @@ ORDERS = [(0, 1), (1, 2), (2, 2)] if DEVICE == "simt" else [(0, 1)]
 class Rung:
     """One rung of one operation, on an emulator set up in one way. `name` goes to the call."""
 
+    operation: str
     name: str
     ladder: Ladder
 
@@ -47,30 +46,18 @@ def rungs_of(operation: str) -> tuple[str, ...]:
     return kernels.ladder("simt").rungs[operation]
 
 
-def every_rung(operation: str) -> pytest.MarkDecorator:
-    """Parametrizes `rung` over the operation's rungs, each under every order of threads."""
+def every_rung(*operations: str) -> pytest.MarkDecorator:
+    """Parametrizes `rung` over the operations' rungs, each under every order of threads."""
     cases = [
         pytest.param(
-            Rung(name, ladder(seed, threads)),
-            id=f"{name}-order{seed}",
+            Rung(operation, name, ladder(seed, threads)),
+            id=f"{operation}-{name}-order{seed}" if len(operations) > 1 else f"{name}-order{seed}",
         )
+        for operation in operations
         for name in rungs_of(operation)
         for seed, threads in ORDERS
     ]
     return pytest.mark.parametrize("rung", cases)
-
-
-def assert_attention(
-    run: Callable[[Ladder, str], torch.Tensor], expected: oracles.Floats, rung: Rung, dtype: torch.dtype
-) -> None:
-    """What the rung computes equals the oracle's, or the rung says why it does not take the call."""
-    if rung.takes(dtype, expected.shape[-1]):
-        oracles.assert_close(run(rung.ladder, rung.name), expected, ATTENTION[dtype])
-    else:
-        with pytest.raises(
-            ValueError, match="the tensor cores take float16 and bfloat16 .* use a lower rung"
-        ):
-            run(rung.ladder, rung.name)
 
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16", "bfloat16"])

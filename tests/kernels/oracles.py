@@ -81,9 +81,12 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
 ) -> Floats:
+    """Zeros for the rows of a sequence without a token, which only pad."""
     block_size = k_cache.shape[1]
-    out = np.empty_like(query)
+    out = np.zeros_like(query)
     for s, length in enumerate(seq_lens):
+        if length == 0:
+            continue
         slots = [(block_tables[s, p // block_size], p % block_size) for p in range(length)]
         keys = np.array([k_cache[block, offset] for block, offset in slots])  # [length, Hkv, D]
         values = np.array([v_cache[block, offset] for block, offset in slots])  # [length, Hkv, D]

@@ -263,6 +263,40 @@ def test_arrays_that_only_have_dlpack_capsules_work_too() -> None:
         kernels.silu_and_mul(out, gate_up[:, :8])  # type: ignore[arg-type]
 
 
+class OlderTensor(torch.Tensor):
+    """As torch makes them before it has the table of C functions."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+def test_tensors_of_a_torch_without_the_c_table_go_through_capsules() -> None:
+    x, weight = torch.randn(3, 16)[:, :8], torch.rand(8)
+    expected, out = torch.empty(3, 8), torch.empty(3, 8)
+    kernels.rms_norm(expected, x, weight, 1e-5)
+    older = [tensor.as_subclass(OlderTensor) for tensor in (out, x, weight)]  # type: ignore[no-untyped-call]
+    kernels.rms_norm(*older, 1e-5)  # type: ignore[arg-type, call-arg]
+    assert torch.equal(out, expected)
+    with pytest.raises(ValueError, match=r"out: expected shape \[T=3, C=4\], got \[3, 8\]"):
+        kernels.rms_norm(older[0], older[1][:, :4], older[2], 1e-5)
+
+
+def test_the_capsule_of_a_tensor_on_a_gpu_makes_no_stream_wait() -> None:
+    """Waiting for the default stream is what an older torch does by itself, and no CUDA graph can be recorded then."""
+    streams = []
+
+    class OnGpu:
+        is_cuda = True
+
+        def __dlpack__(self, stream: int | None = None) -> Any:
+            streams.append(stream)
+            return np.ones(8, dtype=np.float32).__dlpack__()
+
+    out, x = torch.empty(2, 8), torch.ones(2, 8)
+    kernels.rms_norm(out, x, OnGpu(), 0.0)  # type: ignore[arg-type]
+    assert streams == [-1]
+    assert torch.equal(out, x)
+
+
 def test_a_read_only_array_is_refused_with_the_reason() -> None:
     weight = np.ones(8, dtype=np.float32)
     weight.flags.writeable = False

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from fast import kernels
 from fast.bench.kernel_cases import CASES, SMALL, useful_bytes
 from fast.bench.kernels import COUNTS, count_rungs, improvements, time_cpu
+from fast.bench.results import print_table
 from fast.kernel_trace import KernelCounts
 from reference.frontend.cli import main
 
@@ -79,6 +82,21 @@ def test_the_command_prints_a_ladder_and_saves_what_it_printed(
     assert document == json.loads((tmp_path / "k.json").read_text())
     assert (tmp_path / "k.png").read_bytes().startswith(b"\x89PNG")
     assert [row["operation"] for row in document["rungs"]] == ["cache_write"] * 2 + ["rms_norm"] * 4
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_wide_table_breaks_between_words_on_a_narrow_terminal_and_not_at_all_in_a_file(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = partial(Console, force_terminal=terminal, width=60, color_system=None)
+    monkeypatch.setattr("fast.bench.results.Console", console)
+    headings = ["float16", *(f"v{i} vectorised" for i in range(5))]
+    print_table("ladder", headings, [["global instructions", "12,147,200", "3,672 17%", "1", "2", "3"]])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 5 * 11 + 12 if terminal else any("global instructions" in x for x in lines)
+    assert "…" not in "".join(lines)
+    for word in ("12,147,200", "17%", "vectorised", "instructions"):
+        assert any(word in line for line in lines), word
 
 
 def test_times_of_the_cpu_are_those_of_one_kernel_and_bytes_of_its_tensors() -> None:

@@ -12,8 +12,7 @@ import torch
 from fast import kernels
 from fast.kernel_trace import KernelTrace, WarpEvent
 from tests.kernels.ladders import random, rungs_of
-from tests.kernels.test_ladder_attention import make_decode
-from tests.kernels.test_ladder_prefill import make_chunks
+from tests.kernels.paged_batches import make_chunks, make_decode
 
 LADDER = kernels.ladder("simt")
 

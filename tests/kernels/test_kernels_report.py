@@ -40,15 +40,21 @@ def test_a_line_has_the_resources_the_occupancy_and_the_instructions_of_a_kernel
     }
 
 
-def test_the_table_and_the_page_have_a_row_for_every_kernel(tmp_path: Path) -> None:
-    lines = kernels_report.lines_of((GENERIC, TUNED), BUDGETS)
+def test_the_table_and_the_page_have_every_kernel_and_one_row_for_types_that_agree(tmp_path: Path) -> None:
+    half = replace(TUNED, arguments=("float16", "64"))
+    lines = kernels_report.lines_of((half, TUNED, GENERIC), BUDGETS)
     console = Console(width=200, record=True, file=(tmp_path / "unused").open("w"))
     console.print(kernels_report.table_of("sm_80", lines))
-    printed = console.export_text()
+    printed = [line.split() for line in console.export_text().splitlines()]
     kernels_report.write_files(tmp_path, {"sm_80": lines}, BUDGETS)
     page = (tmp_path / "kernels-report.md").read_text()
-    for line in lines:
-        assert all(cell in printed and cell in page for cell in line.cells())
+    # 9 and 2 blocks of 4 warps, of at most 64 warps.
+    tuned = "128 56 1040 + 16384 - - 9 56% registers, shared memory 5 2 - - -"
+    generic = "128 200 1040 + 16384 - - 2 12% registers 5 2 - - -"
+    for title, cells in (("v3<float16 | float32, 64>", tuned), ("v3<float32, 0>", generic)):
+        assert f"{title} {cells}".split() in printed
+        assert title.replace("|", "\\|") in page
+    assert len(printed) == 4  # with a title and the names of the columns
     saved = json.loads((tmp_path / "kernels-report.json").read_text())
     assert saved["kernels"] == [line.to_json() for line in lines]
 

@@ -79,7 +79,7 @@ def test_of_equal_logits_those_of_the_lowest_ids_are_kept(rung: Rung) -> None:
 @pytest.mark.parametrize("name", kernels.ladder("simt").rungs["topk_topp_sample"])
 def test_a_kept_set_is_exactly_the_oracles(name: str) -> None:
     """With equal logits only the noise decides, so enough draws visit every kept token, and no other."""
-    rung = Rung(name, kernels.ladder("simt", threads=2))
+    rung = Rung("topk_topp_sample", name, kernels.ladder("simt", threads=2))
     logits = torch.zeros(24, 12)
     logits[:, 2:] = -0.01
     for top_k, top_p, min_p in [(3, 1.0, 0), (0, 0.25, 0), (11, 0.3, 0), (0, 0.75, 0.995)]:

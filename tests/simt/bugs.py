@@ -70,6 +70,8 @@ DIVERGENCE = (
 LIMITS = (
     Bug("too_much_static_shared", r"take 49156 bytes, the most is 49152: use dynamic shared memory"),
     Bug("too_much_dynamic_shared", r"at most 166912 bytes of shared memory on sm_80, got 167936"),
+    Bug("too_much_shared_in_all", r"the block uses 167936 bytes of shared memory, sm_80 has 166912"),
+    Bug("too_much_for_another_architecture", r"at most 101376 bytes of shared memory on sm_86, got 102400"),
     Bug("too_many_threads", r"a block of 1 to 1024 threads.*got \(64,17,1\)"),
     Bug("too_deep_a_block", r"a depth of at most 64, got \(1,1,65\)"),
     Bug("no_threads_at_all", r"a block of 1 to 1024 threads.*got \(0,1,1\)"),

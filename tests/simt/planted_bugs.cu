@@ -305,6 +305,16 @@ __global__ void too_much_static_shared(float* out, const float* in) {
   out[i] = tile[threadIdx.x];
 }
 
+// Static and dynamic arrays share what the architecture has.
+__global__ void shared_of_both_kinds(float* out, const float* in) {
+  SHARED_ARRAY(float, tile, [1024]);                  // AT(too_much_shared_in_all)
+  DYNAMIC_SHARED(float, more);
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  tile[threadIdx.x] = in[i];
+  more[threadIdx.x] = tile[threadIdx.x];
+  out[i] = more[threadIdx.x];
+}
+
 __global__ void copy(float* out, const float* in) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (threadIdx.y == 0 && threadIdx.z == 0) out[i] = in[i];
@@ -426,6 +436,13 @@ const std::vector<Case> kCases = {
     PLAIN(too_much_static_shared, same),
     {"too_much_dynamic_shared",
      [](bool bug) { return run_plain(copy, same, (bug ? 164 : 163) * 1024); }},
+    {"too_much_shared_in_all",
+     [](bool bug) { return run_plain(shared_of_both_kinds, same, (bug ? 160 : 159) * 1024); }},
+    {"too_much_for_another_architecture",
+     [](bool bug) {
+       twinfer::simt::options().limits = &twinfer::simt::architecture("sm_86");
+       return run_plain(copy, same, (bug ? 100 : 99) * 1024);
+     }},
     {"too_many_threads",
      [](bool bug) { return run_plain(copy, same, 0, bug ? dim3(kThreads, 17) : dim3(kThreads, 16)); }},
     {"too_deep_a_block",
