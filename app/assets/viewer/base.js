@@ -4,7 +4,7 @@ const MARKS = { copy: '=', in: '↓', hit: '★', evict: '✕', alloc: '+', out:
 const ESCAPES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' };
 
 let lang = (navigator.language || 'en').startsWith('zh') ? 'zh' : 'en';
-let page = null, panes = [], at = 0, timer = null, speed = 1, lit = null;
+let page = null, panes = [], at = 0, timer = null, speed = 1, lit = null; // lit: { block, pane }
 
 const esc = (text) => String(text).replace(/[&<>"']/g, (c) => ESCAPES[c]);
 const say = (key) => LABELS[lang][key];

@@ -63,7 +63,15 @@ class Pane {
     this.tables.draw(this.state);
     this.drawQueues(this.state);
     this.timeline.moveCursor(number);
-    if (lit !== null) light(lit, this, true);
+    if (lit?.pane === this) this.showLit();
+  }
+
+  showLit() { // also after a step, which draws the tables anew
+    for (const node of this.node.querySelectorAll('.lit')) node.classList.remove('lit');
+    if (lit?.pane !== this) return;
+    this.pool.cursor = lit.block;
+    for (const node of this.node.querySelectorAll(`[data-block="${lit.block}"]`)) node.classList.add('lit');
+    this.$('.info').textContent = this.pool.describe(lit.block);
   }
 
   hue(r) { return hue(this.view.requests[r].number); }

@@ -140,13 +140,9 @@ class Pool {
   }
 }
 
-function light(block, pane, again = false) { // one block, wherever it is drawn in its pane
-  if (block === lit && !again) return;
-  lit = block;
-  for (const other of panes)
-    for (const node of other.node.querySelectorAll('.lit')) node.classList.remove('lit');
-  if (block === null) return;
-  pane.pool.cursor = block;
-  for (const node of pane.node.querySelectorAll(`[data-block="${block}"]`)) node.classList.add('lit');
-  pane.$('.info').textContent = pane.pool.describe(block);
+function light(block, pane) { // one block, wherever it is drawn in its pane
+  if (block === (lit?.block ?? null) && pane === (lit?.pane ?? pane)) return;
+  const before = lit?.pane;
+  lit = block === null ? null : { block, pane };
+  for (const one of new Set([before, pane])) one?.showLit();
 }
