@@ -55,8 +55,8 @@ class View:
         self.page.on("console", on_console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def find(self, selector: str) -> Locator:
-        return self.page.locator(f".tw {selector}")
+    def find(self, selector: str, has_text: str | None = None) -> Locator:
+        return self.page.locator(f".tw {selector}", has_text=has_text)
 
     @property
     def step(self) -> int:

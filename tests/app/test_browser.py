@@ -151,12 +151,10 @@ def test_buttons_and_scrubber_step(view: View) -> None:
 
 def test_a_click_into_the_timeline_jumps_to_the_step(view: View) -> None:
     view.choose_preset(preset("copy").title["en"])
-    box = view.find(".gantt svg").bounding_box()
-    cursor = view.find(".gantt .cursor")
-    assert box is not None
+    cursor = view.find(".gantt .cursor").first
     unit = float(cursor.get_attribute("width") or 0)
     left = float(cursor.get_attribute("x") or 0)
-    view.find(".gantt svg").click(position={"x": left + 3.5 * unit, "y": 30})
+    view.find(".gantt .lanes svg").click(position={"x": left + 3.5 * unit, "y": 12})
     view.expect_step(3)
 
 
@@ -347,7 +345,9 @@ def make_long_run(path: Path, steps: int, requests: int) -> None:
     workload = Workload(
         tuple(
             WorkloadRequest(
-                f"r{i}", prompt=f"request {i}", params=SamplingParams(max_tokens=steps, ignore_eos=True)
+                f"r{i}",
+                prompt=f"request {i}" + " and so on" * (i % 5),  # blocks fill up in different steps
+                params=SamplingParams(max_tokens=steps, ignore_eos=True),
             )
             for i in range(requests)
         ),
@@ -366,6 +366,32 @@ def test_of_a_large_trace_only_a_window_is_drawn(view: View, tmp_path: Path) -> 
     expect(view.find(".gantt rect[class^=s-]")).to_have_count(64)
     view.find(".pager button").last.click()
     expect(view.find(".row").first).to_have_attribute("data-request", "r8")
+
+
+def num_nodes(view: View) -> int:
+    return view.page.evaluate("document.querySelectorAll('.tw *').length")
+
+
+def test_what_is_drawn_is_bounded_by_the_window_and_not_by_the_trace(view: View, tmp_path: Path) -> None:
+    drawn = []
+    for steps, requests in ((80, 60), (260, 60), (80, 120)):
+        path = tmp_path / f"{steps}-{requests}.json"
+        make_long_run(path, steps, requests)
+        if not drawn:
+            view.page.locator("#details button").first.click()
+        choose_file(view, path)
+        view.wait_for_status(f"Loaded: {steps} steps.")
+        expect(view.find(".gantt .lanes svg")).to_have_attribute("height", str(20 * requests))
+        view.scrub(40)
+        drawn.append(num_nodes(view) - 5 * view.find(".pool .cell").count())
+    fewer, longer, wider = drawn
+    assert abs(longer - fewer) < 100  # some ticks of the axis
+    assert abs(wider - fewer) < 100
+    last = view.find(".lanes rect[class^=s-] title", has_text="r119")
+    expect(last).to_have_count(0)
+    view.find(".lanes").evaluate("node => node.scrollTo(0, node.scrollHeight)")
+    expect(last).to_have_count(2)
+    assert num_nodes(view) - 5 * view.find(".pool .cell").count() < wider + 100
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440, 3840])
