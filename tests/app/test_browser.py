@@ -176,6 +176,12 @@ def test_a_browser_set_to_chinese_sees_chinese(browser: Browser, address: str) -
     view = open_view(browser, address, locale="zh-CN")
     expect(view.find(".poolcard h4").first).to_have_text("物理块池")
     expect(view.page.locator("#preset")).to_contain_text("课程")
+    told = view.page.locator("#status p")
+    expect(told).to_have_text("就绪。", use_inner_text=True)
+    view.page.locator("#run").click()
+    expect(told).to_have_text("完成：27、18 步。", use_inner_text=True)
+    view.find(".lang").click()
+    expect(told).to_have_text("Done: 27 and 18 steps.", use_inner_text=True)
     view.page.context.close()
 
 

@@ -105,6 +105,7 @@ def test_without_the_extension_there_is_a_sentence_instead(monkeypatch: pytest.M
     assert rungs() == ()
     texts = [str(getattr(block, "value", "")) for block in make_app().blocks.values()]
     assert any("The kernel view needs the compiled extension: build it with `make`" in text for text in texts)
+    assert any("内核视图需要编译好的扩展：在仓库中用 `make`" in text for text in texts)
 
 
 # ---- in the browser ----

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from app.mount import mount
 from app.presets import PRESETS
+from tests.app.axe import serious
 from tests.app.browser import View, open_view
 from tests.app.test_live import generating, server_to_watch
 from tests.server.processes import eventually
@@ -68,6 +69,22 @@ def test_a_page_that_is_closed_watches_no_longer(browser: Browser, address: str)
         eventually(lambda: num_watch_threads() == 1, "the connection is open")
         view.page.context.close()
         eventually(lambda: gc.collect() >= 0 and num_watch_threads() == 0, "the connection is closed", 20)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_violation_while_a_server_is_watched(
+    browser: Browser, address: str, theme: str
+) -> None:
+    with server_to_watch() as server:
+        view = open_view(browser, address, theme=theme)
+        watch(view, server.url)
+        view.wait_for_status("connected; no step yet")
+        with generating(server, max_tokens=60):
+            view.page.wait_for_function("() => +document.querySelector('.tw .scrub')?.max > 20")
+            view.scrub(12)  # whoever looks back stays where he is, so the page stands still
+            assert serious(view.page) == []
+        assert view.complaints == []
+        view.page.context.close()
 
 
 @pytest.mark.parametrize(

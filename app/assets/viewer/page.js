@@ -51,6 +51,7 @@ function build() {
 
 function translate() {
   root.lang = lang === 'zh' ? 'zh-Hans' : 'en';
+  showLang();
   $('.lang').textContent = say('lang');
   $('.lang').lang = lang === 'zh' ? 'en' : 'zh-Hans';
   for (const button of root.querySelectorAll('[data-do]:not(.playbtn)')) {
