@@ -317,18 +317,22 @@ def launch(
         watch_remote: see `make_app`.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is taken; a sentence.
     """
     blocks = make_app(watch_remote=watch_remote)
-    _, address, _ = blocks.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        quiet=True,
-        prevent_thread_lock=True,
-        favicon_path=ICON,
-        **looks(),
-    )
+    try:
+        _, address, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            favicon_path=ICON,
+            **looks(),
+        )
+    except OSError as error:
+        which = "No port from 7860 on is free" if port is None else f"Port {port} is taken or not allowed"
+        raise OSError(f"{which} at {host}; choose another with --port.") from error
     print(f"Twinfer is at {address}", flush=True)
     if block:
         blocks.block_thread()

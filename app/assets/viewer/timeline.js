@@ -73,7 +73,10 @@ class Timeline {
     return ticks;
   }
 
-  axis() { return this.ticks().map((n) => `<text class="small" x="${this.x(n) + 2}" y="12">${n + firstStep()}</text>`).join(''); }
+  axis() { // a number that would run into the heading at the right is left out
+    const end = this.width - this.right, isFree = (n) => this.right <= 4 || this.x(n) + 26 <= end;
+    return this.ticks().filter(isFree).map((n) => `<text class="small" x="${this.x(n) + 2}" y="12">${n + firstStep()}</text>`).join('');
+  }
 
   grid(height) {
     return this.ticks().map((n) => `<line class="grid" x1="${this.x(n)}" x2="${this.x(n)}" y1="0" y2="${height}"></line>`).join('');
