@@ -37,7 +37,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         "--watch-remote", action="store_true", help="let the page watch servers of other machines, too"
     )
     arguments = parser.parse_args(argv)
-    return main(arguments.host, arguments.port, arguments.watch_remote)
+    try:
+        return main(arguments.host, arguments.port, arguments.watch_remote)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

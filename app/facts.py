@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.runs import Run, all_requests
@@ -17,9 +17,8 @@ def facts(run: Run) -> dict[str, float | int | None]:
     requests = all_requests(run)
     rows = timeline(run, requests)
     latencies = [row["latency_steps"] for row in rows if "latency_steps" in row]
-    fills = [(filled, held) for filled, held in (slots(t, size) for t in traces) if held]
+    fills = [(filled, held) for filled, held in slots(traces, size) if held]
     urgent = [row for request, row in zip(requests, rows, strict=True) if request.request_id == "urgent"]
-    tables = [table for trace in traces for table in trace.state.cache.block_tables.values()]
     return {
         "num_steps": summary.num_steps,
         "num_sampled_tokens": summary.num_sampled_tokens,
@@ -38,8 +37,8 @@ def facts(run: Run) -> dict[str, float | int | None]:
         "mean_latency_steps": _mean(latencies),
         "mean_fill": _mean([100 * filled / held for filled, held in fills]),
         "wasted_slots": _mean([held - filled for filled, held in fills]),
-        "longest_table": max(map(len, tables), default=0),
-        "most_holders": max((n for t in traces for n in t.state.cache.ref_counts.values()), default=0),
+        "longest_table": _largest(map(len, t.state.cache.block_tables.values()) for t in traces),
+        "most_holders": _largest(t.state.cache.ref_counts.values() for t in traces),
         "first_preemption": _first(traces, lambda trace: trace.preempted),
         "first_copy": _first(traces, lambda trace: trace.block_copies),
         "urgent_ttft": urgent[0].get("ttft_steps") if urgent else None,
@@ -48,6 +47,10 @@ def facts(run: Run) -> dict[str, float | int | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 1) if values else None
+
+
+def _largest(rows: Iterable[Iterable[int]]) -> int:
+    return max((max(row, default=0) for row in rows), default=0)
 
 
 def _first(traces: Sequence[StepTrace], has_event: Any) -> int | None:

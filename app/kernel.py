@@ -48,8 +48,8 @@ class Problem:
             raise ValueError(f"There is no such kernel: block size {self.block_size!r}, {self.dtype!r}.")
 
 
-def why_unavailable() -> str | None:
-    """None where kernels can be traced, else a sentence that says what is missing."""
+def why_unavailable() -> tuple[str, str] | None:
+    """None where kernels can be traced, else a sentence that says what is missing, in English and in Chinese."""
     try:
         from fast import kernels
 
@@ -59,7 +59,9 @@ def why_unavailable() -> str | None:
     if not is_there:
         return (
             "The kernel view needs the compiled extension: build it with `make`, or with "
-            "`pip install --no-build-isolation -e .` in the repository, and start the app again."
+            "`pip install --no-build-isolation -e .` in the repository, and start the app again.",
+            "内核视图需要编译好的扩展：在仓库中用 `make` 或 "
+            "`pip install --no-build-isolation -e .` 构建，然后重新启动应用。",
         )
     return None
 

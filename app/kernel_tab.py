@@ -33,7 +33,9 @@ def kernel_tab(texts: gr.I18n) -> None:
                 list(DTYPES), value=start.dtype, label=texts("dtype"), interactive=bool(names), scale=1,
                 min_width=120, elem_id="dtype",
             )  # fmt: skip
-        told = gr.HTML(status(why_unavailable() or ""), apply_default_css=False, elem_id="kernel-status")
+        told = gr.HTML(
+            status(*(why_unavailable() or ("",))), apply_default_css=False, elem_id="kernel-status"
+        )
         viewer = gr.HTML(
             value="", html_template='<div class="tw" lang="en"></div>', js_on_load=script("kernel"), page=None,
             apply_default_css=False, elem_id="kernel-viewer",

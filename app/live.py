@@ -29,6 +29,7 @@ class Sight:
     """What there is to tell: a sentence, and the run if steps have come since the last one."""
 
     sentence: str
+    zh: str = ""  # the sentence in Chinese, unless it is somebody else's
     run: Run | None = None
     key: str = ""  # of the run: the same as long as it only grows
     is_error: bool = False
@@ -45,7 +46,7 @@ def watch(url: str, api_key: str = "", allow_remote: bool = False) -> Iterator[S
     """
     address = Address.parse(url, allow_remote)
     live, texts, attempt = LiveRun(address.url), Texts(address, api_key), 0
-    yield Sight(f"Connecting to {address.url}.")
+    yield Sight(f"Connecting to {address.url}.", f"正在连接 {address.url}。")
     while True:
         stream = StepStream(address, api_key)
         try:
@@ -90,19 +91,17 @@ def _follow(stream: StepStream, live: LiveRun, texts: Texts) -> Generator[Sight 
         for event in stream.events(POLL_S):
             if isinstance(event, Lost):
                 if live.is_news:
-                    yield Sight(live.sentence, live.run(texts), live.key)
+                    yield live.sight(live.run(texts))
                 return event
             if isinstance(event, Head):
                 live.begin(event)
-                yield Sight(f"Watching {live.url}: {live.sentence}")
+                yield live.sight()
             else:
                 live.add(event)
         if live.is_news and time.monotonic() >= next_show:
             started = time.monotonic()
             texts.learn(live.unknown_ids(texts))
-            yield Sight(
-                f"Watching {live.url}: {live.sentence}", live.run(texts), live.key
-            )  # the page is made now
+            yield live.sight(live.run(texts))  # the page is made now
             spent = time.monotonic() - started
             next_show = time.monotonic() + max(SHOW_EVERY_S, spent * (1 / MAX_SHARE - 1))
         else:
@@ -162,15 +161,21 @@ class LiveRun:
         self._num_forgotten += len(self._requests) - len(kept)
         self._requests = kept
 
-    @property
-    def sentence(self) -> str:
+    def sight(self, run: Run | None = None) -> Sight:
+        """What is seen of the server now, with `run` or without."""
         if not self._traces:
-            return "connected; no step yet."
-        last, kept = self._traces[-1], len(self._traces)
-        of = f"the last {kept} of " if kept < self.num_seen else ""
-        state = last.state
-        queues = f"{len(state.running)} running, {len(state.waiting) + len(state.swapped)} waiting"
-        return f"{of}{self.num_seen} steps; {queues}."
+            return Sight(
+                f"Watching {self.url}: connected; no step yet.", f"正在观看 {self.url}：已连接，尚无步。"
+            )
+        state, kept = self._traces[-1].state, len(self._traces)
+        running, waiting = len(state.running), len(state.waiting) + len(state.swapped)
+        of, of_zh = (f"the last {kept} of ", f"中的最近 {kept} 步") if kept < self.num_seen else ("", "")
+        return Sight(
+            f"Watching {self.url}: {of}{self.num_seen} steps; {running} running, {waiting} waiting.",
+            f"正在观看 {self.url}：{self.num_seen} 步{of_zh}；运行 {running}，等待 {waiting}。",
+            run,
+            self.key if run is not None else "",
+        )
 
     def unknown_ids(self, texts: Texts) -> list[int]:
         ids = {i for trace in self._traces for some in trace.sampled_token_ids.values() for i in some}

@@ -41,7 +41,7 @@ from app.live import live_lesson, watch
 from app.presets import PRESETS, preset
 from app.runs import SCRIPTED, Run
 from app.state import make_page
-from app.status import status
+from app.status import progress, status
 from reference.frontend.engine_args import DEFAULT_MODEL
 from reference.frontend.tiers import available_tiers, load_tier
 
@@ -83,32 +83,29 @@ def _fill(key: str, model: str) -> list[Any]:
 def _run(key: str, model: str, tier: str, rows: list[list[Any]], changes: str, *values: Any) -> Iterator[Any]:
     """Run what the form says; yields (viewer, status, runs)."""
     chosen = preset(key)
-    yield gr.skip(), status("Running."), gr.skip()
+    yield gr.skip(), status("Running.", "运行中。"), gr.skip()
     try:
         sides = make_sides(tier, parse_rows(rows), values, parse_runs(changes))
         lesson = {**lesson_of(chosen, sides, model), "autoplay": True, "key": os.urandom(4).hex()}
         for runs in run_sides(sides, model):
             is_done = len(runs) == len(sides) and runs[-1].is_done
-            steps = " and ".join(str(len(run.traces)) for run in runs)
-            text = f"{'Done' if is_done else 'Running'}: {steps} steps."
+            told = progress([len(run.traces) for run in runs], is_done)
             page = make_page(runs, lesson, is_same=tier == BOTH)
-            yield gr.HTML(page=page), status(text), runs
+            yield gr.HTML(page=page), told, runs
     except (ValueError, MemoryError) as error:
         yield gr.skip(), status(str(error), is_error=True), gr.skip()
 
 
 def _fork(runs: list[Run], event: gr.EventData) -> Iterator[Any]:
     """One of the runs on the page once more, with the changes that the viewer's form names; yields as `_run` does."""
-    yield gr.skip(), status("Running."), gr.skip()
+    yield gr.skip(), status("Running.", "运行中。"), gr.skip()
     try:
         side, step, changes = int(event.side), int(event.step), dict(event.changes)
         run, key = runs[side], os.urandom(4).hex()
         for other in fork(run, step, changes):
             lesson = {**fork_lesson(run, step, changes), "key": key}
-            text = (
-                f"{'Done' if other.is_done else 'Running'}: {len(run.traces)} and {len(other.traces)} steps."
-            )
-            yield gr.HTML(page=make_page([run, other], lesson)), status(text), [run, other]
+            told = progress([len(run.traces), len(other.traces)], other.is_done)
+            yield gr.HTML(page=make_page([run, other], lesson)), told, [run, other]
     except (ValueError, MemoryError) as error:
         yield gr.skip(), status(str(error), is_error=True), gr.skip()
 
@@ -121,7 +118,7 @@ def _watch(url: str, api_key: str, allow_remote: bool) -> Iterator[Any]:
             if sight is None:
                 yield gr.skip(), gr.skip(), gr.skip()
                 continue
-            told = status(sight.sentence, sight.is_error)
+            told = status(sight.sentence, sight.zh, sight.is_error)
             if sight.run is None:
                 yield gr.skip(), told, gr.skip()
             else:
@@ -133,9 +130,15 @@ def _watch(url: str, api_key: str, allow_remote: bool) -> Iterator[Any]:
 
 def _cancelled(runs: list[Run]) -> str:
     if all(run.is_done for run in runs):
-        return status("Cancelled before anything had come; the run before is still shown.")
-    steps = " and ".join(str(len(run.traces)) for run in runs)
-    return status(f"Cancelled. Shown are the {steps} steps that had come.")
+        return status(
+            "Cancelled before anything had come; the run before is still shown.",
+            "已取消，尚无任何步；仍显示上一次运行。",
+        )
+    counts = [str(len(run.traces)) for run in runs]
+    return status(
+        f"Cancelled. Shown are the {' and '.join(counts)} steps that had come.",
+        f"已取消。显示的是已完成的 {'、'.join(counts)} 步。",
+    )
 
 
 def _load(path: str | None) -> tuple[Any, Any, Any]:
@@ -143,7 +146,8 @@ def _load(path: str | None) -> tuple[Any, Any, Any]:
         return gr.skip(), gr.skip(), gr.skip()
     try:
         run = load_run(Path(path))
-        return gr.HTML(page=make_page([run])), status(f"Loaded: {len(run.traces)} steps."), [run]
+        told = status(f"Loaded: {len(run.traces)} steps.", f"已载入：{len(run.traces)} 步。")
+        return gr.HTML(page=make_page([run])), told, [run]
     except ValueError as error:
         message = str(error).replace(path, Path(path).name)
         return gr.skip(), status(message, is_error=True), gr.skip()
@@ -197,7 +201,7 @@ def make_app(watch_url: str = "http://127.0.0.1:8000", watch_remote: bool = Fals
                 files = gr.File(
                     label=T("files"), file_count="multiple", interactive=False, elem_id="files", visible=False
                 )
-            told = gr.HTML(status("Ready."), apply_default_css=False, elem_id="status")
+            told = gr.HTML(status("Ready.", "就绪。"), apply_default_css=False, elem_id="status")
             viewer = gr.HTML(
                 value="", html_template='<div class="tw" lang="en"></div>', js_on_load=script("viewer"), page=page,
                 apply_default_css=False, elem_id="viewer",
@@ -238,7 +242,7 @@ def _panel() -> tuple[Any, ...]:
             label=T("preset"), scale=4, min_width=260, elem_id="preset",
         )  # fmt: skip
         model = gr.Dropdown(
-            [("scripted (no weights)", SCRIPTED), DEFAULT_MODEL], value=SCRIPTED, label=T("model"),
+            [("scripted (no weights) · 脚本（无权重）", SCRIPTED), DEFAULT_MODEL], value=SCRIPTED, label=T("model"),
             allow_custom_value=True, scale=2, min_width=160, elem_id="model",
         )  # fmt: skip
         tier = gr.Dropdown(
@@ -313,18 +317,22 @@ def launch(
         watch_remote: see `make_app`.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is taken; a sentence.
     """
     blocks = make_app(watch_remote=watch_remote)
-    _, address, _ = blocks.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        quiet=True,
-        prevent_thread_lock=True,
-        favicon_path=ICON,
-        **looks(),
-    )
+    try:
+        _, address, _ = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            favicon_path=ICON,
+            **looks(),
+        )
+    except OSError as error:
+        which = "No port from 7860 on is free" if port is None else f"Port {port} is taken or not allowed"
+        raise OSError(f"{which} at {host}; choose another with --port.") from error
     print(f"Twinfer is at {address}", flush=True)
     if block:
         blocks.block_thread()

@@ -35,7 +35,11 @@ def make_view(run: Run) -> View:
     """All that the page needs of one run."""
     requests = all_requests(run)
     encoder = _StepEncoder(run, requests)
-    steps = [encoder.encode(number, trace) for number, trace in enumerate(run.traces)]
+    filling = slots(run.traces, run.info.block_size)
+    steps = [
+        {**encoder.encode(number, trace), "filled": filled, "slots": held}
+        for number, (trace, (filled, held)) in enumerate(zip(run.traces, filling, strict=True))
+    ]
     rows, unknown = timeline(run, requests), unknown_tokens(run)
     return {
         "title": run.info.title,
@@ -112,6 +116,7 @@ class _StepEncoder:
         self._before: StepTrace | None = None
         self._queues: dict[str, list[int]] = {}
         self._entered: set[str] = set()
+        self._awaited: dict[int, list[int]] = {}  # by request of the step before: its row, if it decodes on
 
     def encode(self, number: int, trace: StepTrace) -> View:
         state, step = trace.state, trace.step
@@ -126,7 +131,9 @@ class _StepEncoder:
         }
         entry.update({name: queue for name, queue in queues.items() if self._queues.get(name, []) != queue})
         self._queues = queues
-        entry["sched"] = [self._scheduled(trace, name) for name in trace.num_scheduled_tokens]
+        rows = [self._scheduled(trace, name) for name in trace.num_scheduled_tokens]
+        entry["sched"] = [row[0] if row == self._awaited.get(row[0]) else row for row in rows]
+        self._awaited = {row[0]: _next_decode(row) for row in rows}
         entry.update(self._cache(trace))
         entry.update(self._events(trace))
         entry["say"] = {language: step_sentence(trace, self._label, language) for language in LANGUAGES}
@@ -160,6 +167,22 @@ class _StepEncoder:
             trace.state.num_tokens.get(name, end), drafts, max(min(drafts, sampled - 1), 0),
         ]  # fmt: skip
 
+    def _tables(self, before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> View:
+        """Tables that grew at their end (`grow`: by what), that changed otherwise (`tables`), that are gone."""
+        entry: View = {
+            "grow": {},
+            "tables": {},
+            "gone": self._of(name for name in before if name not in after),
+        }
+        for name, table in after.items():
+            old = before.get(name)
+            if old == table:
+                continue
+            has_grown = old is not None and table[: len(old)] == old
+            where, blocks = ("grow", table[len(old or ()) :]) if has_grown else ("tables", table)
+            entry[where][str(self.index[name])] = blocks
+        return entry
+
     def _cache(self, trace: StepTrace) -> View:
         """Block tables, free queue and hashes, as far as they changed, and what became of blocks in this step."""
         cache = trace.state.cache
@@ -169,17 +192,12 @@ class _StepEncoder:
         hashes = {} if before is None else before.hashes
         held = set() if before is None else set(before.ref_counts)
         entry: View = {
-            "tables": {
-                str(self.index[name]): table
-                for name, table in cache.block_tables.items()
-                if tables.get(name) != table
-            },
+            **self._tables(tables, cache.block_tables),
             "host": {
                 str(self.index[name]): table
                 for name, table in cache.host_tables.items()
                 if host.get(name) != table
             },
-            "gone": self._of(name for name in tables if name not in cache.block_tables),
             "hash": [
                 *([b, h[:HASH_DIGITS]] for b, h in cache.hashes.items() if hashes.get(b) != h),
                 *([b, None] for b in hashes if b not in cache.hashes),
@@ -223,8 +241,13 @@ class _StepEncoder:
             ],
             "fin": [[self.index[n], reason] for n, reason in trace.finished.items() if n in self.index],
         }
-        filled, held = slots(trace, self.run.info.block_size)
-        return {"filled": filled, "slots": held, **{name: value for name, value in entry.items() if value}}
+        return {name: value for name, value in entry.items() if value}
+
+
+def _next_decode(row: Sequence[int]) -> list[int]:
+    """The row of the step after, where a request decodes on: of most, so that their index says it all."""
+    index, count, _, start, known, _, _ = row
+    return [index, 1, 1, start + count, known + 1, 0, 0]
 
 
 def make_page(runs: Sequence[Run], lesson: Mapping[str, Any] | None = None, is_same: bool = False) -> View:

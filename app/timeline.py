@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from app.runs import RequestInfo, Run
@@ -11,16 +12,63 @@ from reference.contracts.trace import StepTrace
 View = dict[str, Any]
 
 
-def slots(trace: StepTrace, block_size: int) -> tuple[int, int]:
-    """(slots that hold a token, slots of all held blocks) when the step is done; a shared block counts once."""
-    fill: dict[int, int] = {}
-    for name, table in trace.state.cache.block_tables.items():
-        computed = trace.state.num_computed_tokens.get(name, 0)
-        for position, block in enumerate(table):
-            if block:
-                here = min(max(computed - position * block_size, 0), block_size)
-                fill[block] = max(fill.get(block, 0), here)
-    return sum(fill.values()), block_size * len(fill)
+def slots(traces: Iterable[StepTrace], block_size: int) -> list[tuple[int, int]]:
+    """By step: (slots that hold a token, slots of all held blocks) when it is done; a shared block counts once."""
+    filling = _Filling(block_size)
+    return [filling.after(trace) for trace in traces]
+
+
+class _Filling:
+    """How full each held block is. A step costs what it changes: a long run holds thousands of blocks."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._tables: Mapping[str, Sequence[int]] = {}
+        self._computed: dict[str, int] = {}
+        self._holders: dict[int, dict[str, int]] = {}  # by block: the place in the table of each holder
+        self._fill: dict[int, int] = {}
+        self._filled = 0
+
+    def after(self, trace: StepTrace) -> tuple[int, int]:
+        before, after = self._tables, trace.state.cache.block_tables
+        computed = {name: trace.state.num_computed_tokens.get(name, 0) for name in after}
+        dirty: set[int] = set()
+        for name in {**before, **after}:
+            dirty.update(self._moved(name, before.get(name, ()), after.get(name, ())))
+            dirty.update(
+                self._written(after.get(name, ()), self._computed.get(name, 0), computed.get(name, 0))
+            )
+        self._tables, self._computed = after, computed
+        for block in dirty - {0}:
+            self._count(block)
+        return self._filled, self._block_size * len(self._fill)
+
+    def _moved(self, name: str, before: Sequence[int], after: Sequence[int]) -> set[int]:
+        """Blocks that came into the table of a request, or left it."""
+        if before == after:
+            return set()
+        pairs = enumerate(zip_longest(before, after, fillvalue=0))
+        changed = [(place, old, new) for place, (old, new) in pairs if old != new]
+        for _, old, _ in changed:
+            self._holders.get(old, {}).pop(name, None)
+        for place, _, new in changed:
+            self._holders.setdefault(new, {})[name] = place
+        return {block for _, *blocks in changed for block in blocks}
+
+    def _written(self, table: Sequence[int], before: int, after: int) -> Sequence[int]:
+        """Blocks of positions that were computed now, or thrown away."""
+        first, last = sorted((before, after))
+        return table[first // self._block_size : -(-last // self._block_size)]
+
+    def _count(self, block: int) -> None:
+        size, holders = self._block_size, self._holders.get(block)
+        self._filled -= self._fill.pop(block, 0)
+        if not holders:
+            self._holders.pop(block, None)
+            return
+        computed = [self._computed[name] - place * size for name, place in holders.items()]
+        self._fill[block] = min(max(*computed, 0), size)
+        self._filled += self._fill[block]
 
 
 def timeline(run: Run, requests: Sequence[RequestInfo]) -> list[View]:

@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -25,7 +27,7 @@ from reference.frontend.tiers import load_tier
 def main(address: str, lifeline: int) -> int:
     """Serve until told to stop. Returns 0, or 1 when the core could not start or go on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the API process decides what it means
-    threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(address, lifeline), daemon=True).start()
     channel = _Channel(address)
     try:
         options = msgspec.json.decode(os.environ.pop("TWINFER_CORE_OPTIONS"))
@@ -48,10 +50,14 @@ def main(address: str, lifeline: int) -> int:
         channel.close()
 
 
-def _die_with_parent(lifeline: int) -> None:
-    socket.socket(fileno=lifeline).recv(
-        1
-    )  # nothing is ever written: this returns when the other end is closed
+def _die_with_parent(address: str, lifeline: int) -> None:
+    """Wait for the parent's death, remove the socket that it cannot remove any more with its folder, and end."""
+    # Nothing is ever written: this returns when the other end is closed.
+    socket.socket(fileno=lifeline).recv(1)
+    path = Path(address.removeprefix("ipc://"))
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
     os._exit(1)
 
 

@@ -208,5 +208,8 @@ def _encode_table(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[s
 
 def _decode_table(before: Mapping[Any, Any], table: Mapping[str, Any]) -> dict[Any, Any]:
     changed = dict(map(tuple, table["set"]))
+    first, *fresh = table["keys"] or [None]
+    if first == [0, len(before)] and changed.keys() >= set(fresh):  # as a rule nothing has gone
+        return {**before, **changed}
     keys = decode_order(tuple(before), table["keys"])
     return {key: changed[key] if key in changed else before[key] for key in keys}

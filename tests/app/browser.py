@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 WAIT_MS = 20_000
+expect.set_options(timeout=WAIT_MS)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -54,8 +55,8 @@ class View:
         self.page.on("console", on_console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
 
-    def find(self, selector: str) -> Locator:
-        return self.page.locator(f".tw {selector}")
+    def find(self, selector: str, has_text: str | None = None) -> Locator:
+        return self.page.locator(f".tw {selector}", has_text=has_text)
 
     @property
     def step(self) -> int:
@@ -68,19 +69,30 @@ class View:
     def scrub(self, step: int) -> None:
         self.find(".scrub").fill(str(step))
 
-    def fact(self, key: str) -> list[str]:
-        return self.find(f'.fact[data-fact="{key}"] dd span:not(.to)').all_text_contents()
+    def expect_step(self, step: int) -> None:
+        expect(self.page.locator(".tw")).to_have_attribute("data-step", str(step))
+
+    def fact(self, key: str) -> Locator:
+        """The figure of each run."""
+        return self.find(f'.fact[data-fact="{key}"] dd span:not(.to)')
 
     def wait_for_status(self, text: str) -> None:
         self.page.wait_for_function(
             "text => document.querySelector('#status')?.textContent.includes(text)", arg=text, timeout=WAIT_MS
         )
 
+    def wait_for_title(self, start: str) -> None:
+        """Until runs so called are drawn whole: the status says "Done" before the viewer takes the last page."""
+        self.page.wait_for_function(
+            """start => document.querySelector('.tw h2')?.textContent.startsWith(start)
+              && document.querySelector('.tw').dataset.done === 'true'""",
+            arg=start,
+            timeout=WAIT_MS,
+        )
+
     def choose_preset(self, title: str) -> None:
         self.choose("preset", title)
-        self.page.wait_for_function(
-            "title => document.querySelector('.tw h2')?.textContent === title", arg=title, timeout=WAIT_MS
-        )
+        self.wait_for_title(title)
         self.wait_for_status("Done")
 
     def choose(self, dropdown: str, text: str) -> None:

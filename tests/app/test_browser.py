@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 import app.scripted
 from app.facts import facts
@@ -33,35 +34,35 @@ def test_every_preset_runs_and_shows_its_facts(view: View, chosen: Preset) -> No
         view.choose_preset(chosen.title["en"])
     runs = [record("x", chosen.workload(i), is_static=side.is_static) for i, side in enumerate(chosen.sides)]
     for key in chosen.facts:
-        assert view.fact(key) == [shown(facts(run)[key]) for run in runs], key
+        expect(view.fact(key)).to_have_text([shown(facts(run)[key]) for run in runs])
     assert view.last == max(len(run.traces) for run in runs) - 1
-    assert view.find(".pane").count() == len(runs)
+    expect(view.find(".pane")).to_have_count(len(runs))
     if len(runs) > 1:
-        names = view.find(".pane .name").all_text_contents()
-        assert all(name.startswith(side.title["en"]) for name, side in zip(names, chosen.sides, strict=True))
+        titles = [re.compile("^" + re.escape(side.title["en"])) for side in chosen.sides]
+        expect(view.find(".pane .name")).to_have_text(titles)
     view.page.keyboard.press("End")
     longest = max(range(len(runs)), key=lambda i: len(runs[i].traces))
-    ended = view.find(".pane").nth(longest).locator('[data-queue="finished"] h5 b').text_content()
-    assert ended == str(len(runs[longest].info.requests))
+    ended = view.find(".pane").nth(longest).locator('[data-queue="finished"] h5 b')
+    expect(ended).to_have_text(str(len(runs[longest].info.requests)))
 
 
 def test_the_step_of_a_preemption_says_why(view: View) -> None:
     view.choose_preset(preset("preemption").title["en"])
-    view.scrub(int(view.fact("first_preemption")[0]))
+    view.scrub(int(view.fact("first_preemption").first.inner_text()))
     swap = view.find(".pane").nth(1)
-    assert "C is preempted" in (swap.locator(".say").text_content() or "")
-    assert "preempted cleo: ann needed 1 block, 0 free" in (swap.locator(".why").text_content() or "")
-    assert swap.locator('[data-queue="swapped"]').text_content() == "swapped 1Ccleo"
-    assert swap.locator(".chip.host").count() == 4
-    assert view.find(".pane").nth(0).locator('[data-queue="waiting"]').text_content() == "waiting 1Ccleo"
+    expect(swap.locator(".say")).to_contain_text("C is preempted")
+    expect(swap.locator(".why")).to_contain_text("preempted cleo: ann needed 1 block, 0 free")
+    expect(swap.locator('[data-queue="swapped"]')).to_have_text("swapped 1Ccleo")
+    expect(swap.locator(".chip.host")).to_have_count(4)
+    expect(view.find(".pane").nth(0).locator('[data-queue="waiting"]')).to_have_text("waiting 1Ccleo")
 
 
 def test_copies_and_shared_blocks_are_marked_in_the_pool(view: View) -> None:
     view.choose_preset(preset("copy").title["en"])
     view.scrub(1)
-    assert [cell.get_attribute("data-block") for cell in view.find(".pool .ev-copy").all()] == ["4", "5", "6"]
-    assert view.find('.pool [data-block="1"] .sub').text_content() == "×4"
-    assert "block 3 is copied to 4, 5, 6" in (view.find(".say").text_content() or "")
+    expect(view.find(".pool .ev-copy .no")).to_have_text(["4", "5", "6"])
+    expect(view.find('.pool [data-block="1"] .sub')).to_have_text("×4")
+    expect(view.find(".say")).to_contain_text("block 3 is copied to 4, 5, 6")
 
 
 def test_a_block_under_the_pointer_lights_up_wherever_it_is_held(view: View) -> None:
@@ -69,81 +70,92 @@ def test_a_block_under_the_pointer_lights_up_wherever_it_is_held(view: View) -> 
     view.scrub(3)
     pane = view.find(".pane").nth(1)
     pane.locator('.pool [data-block="2"]').hover()
-    assert pane.locator(".chip.lit").count() == 4
-    assert pane.locator(".pool .lit").count() == 1
-    info = pane.locator(".info").text_content() or ""
-    assert "held by ann, ben, cleo, dan (×4)" in info
-    assert "4/4 slots filled" in info
-    assert "hash " in info
+    expect(pane.locator(".chip.lit")).to_have_count(4)
+    expect(pane.locator(".pool .lit")).to_have_count(1)
+    expect(pane.locator(".info")).to_have_text(
+        re.compile(r"held by ann, ben, cleo, dan \(×4\) · 4/4 slots filled · hash ")
+    )
     pane.locator(".say").hover()
-    assert pane.locator(".lit").count() == 0
+    expect(pane.locator(".lit")).to_have_count(0)
+
+
+def test_the_highlight_stays_in_its_run_when_the_step_changes(view: View) -> None:
+    view.choose_preset(preset("prefix").title["en"])
+    one, other = view.find(".pane").nth(0), view.find(".pane").nth(1)
+    one.locator('.pool [data-block="2"]').hover()
+    view.page.keyboard.press("ArrowRight")
+    view.expect_step(1)
+    expect(one.locator(".pool .lit")).to_have_attribute("data-block", "2")
+    expect(one.locator(".info")).to_contain_text("block 2 · held by ann")
+    expect(other.locator(".lit")).to_have_count(0)
+    expect(other.locator(".info")).to_have_text(
+        "Point at a block, or move through the pool with the arrow keys."
+    )
 
 
 def test_the_text_of_a_block_and_the_token_of_the_step_are_shown(view: View) -> None:
     view.choose_preset(preset("copy").title["en"])
     view.scrub(2)
     row = view.find('.row[data-request="poem"]')
-    assert row.locator(".chip").nth(0).locator(".words").text_content() == "Write a short poem"
+    expect(row.locator(".chip").nth(0).locator(".words")).to_have_text("Write a short poem")
     chosen = preset("copy")
     run = record("x", chosen.workload(0))
     token = run.info.pieces[run.traces[2].sampled_token_ids["poem"][0]]
-    assert row.locator("mark").text_content() == token.strip()
+    expect(row.locator("mark")).to_have_text(token.strip())
 
 
 def test_the_keyboard_steps_plays_and_jumps(view: View) -> None:
     press = view.page.keyboard.press
-    assert view.step == 0
+    view.expect_step(0)
     press("ArrowRight")
     press("ArrowRight")
-    assert view.step == 2
+    view.expect_step(2)
     press("ArrowLeft")
-    assert view.step == 1
+    view.expect_step(1)
     press("End")
-    assert view.step == view.last
+    view.expect_step(view.last)
     press("ArrowRight")
-    assert view.step == view.last
+    view.expect_step(view.last)
     press("Home")
-    assert view.step == 0
+    view.expect_step(0)
     press(" ")
-    assert view.find(".playbtn").get_attribute("aria-pressed") == "true"
+    expect(view.find(".playbtn")).to_have_attribute("aria-pressed", "true")
     view.page.wait_for_function("() => +document.querySelector('.tw').dataset.step >= 2")
     press(" ")
-    assert view.find(".playbtn").get_attribute("aria-pressed") == "false"
+    expect(view.find(".playbtn")).to_have_attribute("aria-pressed", "false")
 
 
 def test_arrow_keys_in_a_field_of_the_form_do_not_step(view: View) -> None:
     view.page.locator("#details button").first.click()
     view.page.locator("#changes textarea").focus()
     view.page.keyboard.press("ArrowRight")
-    assert view.step == 0
+    view.expect_step(0)
 
 
 def test_arrow_keys_in_the_pool_move_through_its_blocks(view: View) -> None:
     view.find(".pool").first.focus()
     view.page.keyboard.press("ArrowRight")
-    assert view.step == 0
-    assert view.find(".pool .lit").get_attribute("data-block") == "2"
+    view.expect_step(0)
+    expect(view.find(".pool .lit")).to_have_attribute("data-block", "2")
 
 
 def test_buttons_and_scrubber_step(view: View) -> None:
     for name, step in (("next", 1), ("last", view.last), ("prev", view.last - 1), ("first", 0)):
         view.find(f'[data-do="{name}"]').click()
-        assert view.step == step
+        view.expect_step(step)
     view.scrub(5)
-    assert view.step == 5
-    assert view.find(".where").text_content() == f"5 / {view.last}"
-    assert (view.find(".say").nth(1).text_content() or "").startswith("Step 5: ")
+    view.expect_step(5)
+    expect(view.find(".where")).to_have_text(f"5 / {view.last}")
+    expect(view.find(".say").nth(1)).to_have_text(re.compile("^Step 5: "))
 
 
 def test_a_click_into_the_timeline_jumps_to_the_step(view: View) -> None:
     view.choose_preset(preset("copy").title["en"])
-    box = view.find(".gantt svg").bounding_box()
-    cursor = view.find(".gantt .cursor")
-    assert box is not None
+    cursor = view.find(".gantt .cursor").first
     unit = float(cursor.get_attribute("width") or 0)
     left = float(cursor.get_attribute("x") or 0)
-    view.find(".gantt svg").click(position={"x": left + 3.5 * unit, "y": 30})
-    assert view.step == 3
+    view.find(".gantt .lanes svg").click(position={"x": left + 3.5 * unit, "y": 12})
+    view.expect_step(3)
 
 
 def test_the_first_preset_plays_before_anything_is_touched(browser: Browser, address: str) -> None:
@@ -155,15 +167,21 @@ def test_the_first_preset_plays_before_anything_is_touched(browser: Browser, add
 
 def test_labels_come_in_chinese_too(view: View) -> None:
     view.find(".lang").click()
-    assert view.find("h2").text_content() == "静态批处理与连续批处理"
-    assert (view.find(".say").nth(0).text_content() or "").startswith("第 0 步：")
-    assert view.page.locator(".tw").get_attribute("lang") == "zh-Hans"
+    expect(view.find("h2")).to_have_text("静态批处理与连续批处理")
+    expect(view.find(".say").nth(0)).to_have_text(re.compile("^第 0 步："))
+    expect(view.page.locator(".tw")).to_have_attribute("lang", "zh-Hans")
 
 
 def test_a_browser_set_to_chinese_sees_chinese(browser: Browser, address: str) -> None:
     view = open_view(browser, address, locale="zh-CN")
-    assert view.find(".poolcard h4").first.text_content() == "物理块池"
-    assert "课程" in (view.page.locator("#preset").text_content() or "")
+    expect(view.find(".poolcard h4").first).to_have_text("物理块池")
+    expect(view.page.locator("#preset")).to_contain_text("课程")
+    told = view.page.locator("#status p")
+    expect(told).to_have_text("就绪。", use_inner_text=True)
+    view.page.locator("#run").click()
+    expect(told).to_have_text("完成：27、18 步。", use_inner_text=True)
+    view.find(".lang").click()
+    expect(told).to_have_text("Done: 27 and 18 steps.", use_inner_text=True)
     view.page.context.close()
 
 
@@ -176,8 +194,7 @@ def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
     view.page.wait_for_function(
         "() => document.querySelector('.tw .parting')?.textContent.startsWith('Both runs are equal, step for step')"
     )
-    tiers = [text.split(" ")[0] for text in view.find(".name small").all_text_contents()]
-    assert tiers == ["reference", "fast"]
+    expect(view.find(".name small")).to_have_text([re.compile("^reference "), re.compile("^fast ")])
 
 
 def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> None:
@@ -187,9 +204,9 @@ def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> Non
     view.page.wait_for_function(
         "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
     )
-    parting = view.find(".parting").text_content() or ""
-    assert "“A” and “block_size = 8, num_blocks = 17” part in step 0: " in parting
-    assert "A block holds 4 tokens in “A” and 8 in" in parting
+    parting = view.find(".parting")
+    expect(parting).to_contain_text("“A” and “block_size = 8, num_blocks = 17” part in step 0: ")
+    expect(parting).to_contain_text("A block holds 4 tokens in “A” and 8 in")
 
 
 def test_what_if_forks_the_run_from_the_step_that_is_shown(view: View) -> None:
@@ -197,46 +214,45 @@ def test_what_if_forks_the_run_from_the_step_that_is_shown(view: View) -> None:
     view.scrub(3)
     view.find(".whatifbtn").click()
     form = view.find(".whatif")
-    assert (
-        form.locator("legend").text_content() == "The same requests, but with"
-    )  # block_size stands there first
-    assert "block_size: cannot change in mid-run" in (form.locator(".note").text_content() or "")
+    # block_size stands there first
+    expect(form.locator("legend")).to_have_text("The same requests, but with")
+    expect(form.locator(".note")).to_contain_text("block_size: cannot change in mid-run")
     form.locator("select.what").select_option("scheduling_policy")
-    assert form.locator("legend").text_content() == "The same run, but from step 3 on with"
-    assert form.locator(".was").text_content() == "now fcfs"
+    expect(form.locator("legend")).to_have_text("The same run, but from step 3 on with")
+    expect(form.locator(".was")).to_have_text("now fcfs")
     form.locator(".go").click()
-    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_title("What if")
     view.wait_for_status("Done: 22 and 22 steps.")
-    assert view.find("h2").text_content() == "What if scheduling_policy = priority, from step 3 on?"
-    assert view.step == 3
-    assert "“as it was” and “what if” part in step 3" in (view.find(".parting span").text_content() or "")
-    assert view.find(".pane").nth(1).locator(".forkline").count() == 1
-    assert view.find(".pane").nth(0).locator(".forkline").count() == 0
+    expect(view.find("h2")).to_have_text("What if scheduling_policy = priority, from step 3 on?")
+    view.expect_step(3)
+    expect(view.find(".parting span")).to_contain_text("“as it was” and “what if” part in step 3")
+    expect(view.find(".pane").nth(1).locator(".forkline")).to_have_count(1)
+    expect(view.find(".pane").nth(0).locator(".forkline")).to_have_count(0)
     waiting = view.find(".pane").locator('[data-queue="waiting"] .id')
-    assert waiting.all_text_contents() == ["dan", "eve", "finn", "urgent", "urgent", "dan", "eve", "finn"]
+    expect(waiting).to_have_text(["dan", "eve", "finn", "urgent", "urgent", "dan", "eve", "finn"])
     view.scrub(9)
     view.find(".parting button").click()
-    assert view.step == 3
+    view.expect_step(3)
 
 
 def test_the_form_of_what_if_works_by_keyboard_and_refuses_nonsense_with_a_sentence(view: View) -> None:
     view.find(".whatifbtn").focus()
     press = view.page.keyboard.press
     press("Enter")
-    assert view.find(".whatifbtn").get_attribute("aria-expanded") == "true"
+    expect(view.find(".whatifbtn")).to_have_attribute("aria-expanded", "true")
     press("Escape")
-    assert view.find(".whatif").is_hidden()
+    expect(view.find(".whatif")).to_be_hidden()
     press("Enter")
     view.find(".whatif select.of").select_option("1")
     view.find('.whatif [data-what="add"]').click()
     view.find(".whatif select.what").nth(1).select_option("num_blocks")
     view.find('.whatif [data-what="drop"]').first.click()
-    assert view.find(".whatif .change").count() == 1
-    assert view.find(".whatif select.what").input_value() == "num_blocks"
+    expect(view.find(".whatif .change")).to_have_count(1)
+    expect(view.find(".whatif select.what")).to_have_value("num_blocks")
     view.find('.whatif input[aria-label="num_blocks"]').fill("2")
     view.find(".whatif .go").click()
     view.wait_for_status("Request 'ann'")
-    assert view.page.locator("#status [role=alert]").count() == 1
+    expect(view.page.locator("#status [role=alert]")).to_have_count(1)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +268,7 @@ def test_a_wrong_option_is_answered_with_a_sentence(view: View, text: str, sente
     view.page.locator("#changes textarea").fill(text)
     view.page.locator("#run").click()
     view.wait_for_status(sentence)
-    assert view.page.locator("#status [role=alert]").count() == 1
+    expect(view.page.locator("#status [role=alert]")).to_have_count(1)
 
 
 def test_a_run_is_saved_and_loaded_again(view: View, tmp_path: Path) -> None:
@@ -270,7 +286,7 @@ def test_a_run_is_saved_and_loaded_again(view: View, tmp_path: Path) -> None:
     view.wait_for_status("Loaded: 7 steps.")
     view.page.wait_for_function("() => document.querySelector('.tw .scrub').max === '6'")
     view.scrub(1)
-    assert view.find(".pool .ev-copy").count() == 3
+    expect(view.find(".pool .ev-copy")).to_have_count(3)
 
 
 def load(view: View, path: Path) -> None:
@@ -306,10 +322,10 @@ def test_what_a_model_writes_is_never_markup(view: View, tmp_path: Path) -> None
     load(view, path)
     view.wait_for_status("Loaded")
     view.page.wait_for_function("evil => document.querySelector('.tw h2').textContent === evil", arg=evil)
-    assert view.find("img").count() == 0
-    assert view.find("script").count() == 0
+    expect(view.find("img")).to_have_count(0)
+    expect(view.find("script")).to_have_count(0)
     assert view.page.evaluate("window.hit") is None
-    assert "<b>bold</b>" in (view.find(".chip").first.text_content() or "")
+    expect(view.find(".chip").first).to_contain_text("<b>bold</b>")
 
 
 def test_a_run_can_be_cancelled_and_keeps_what_had_come(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,8 +342,8 @@ def test_a_run_can_be_cancelled_and_keeps_what_had_come(view: View, monkeypatch:
     view.wait_for_status("Cancelled. Shown are the ")
     monkeypatch.undo()
     view.page.wait_for_timeout(1500)
-    assert "Cancelled" in (view.page.locator("#status").text_content() or "")
-    assert view.find(".pane").count() == 1
+    expect(view.page.locator("#status")).to_contain_text("Cancelled")
+    expect(view.find(".pane")).to_have_count(1)
 
 
 def make_long_run(path: Path, steps: int, requests: int) -> None:
@@ -335,7 +351,9 @@ def make_long_run(path: Path, steps: int, requests: int) -> None:
     workload = Workload(
         tuple(
             WorkloadRequest(
-                f"r{i}", prompt=f"request {i}", params=SamplingParams(max_tokens=steps, ignore_eos=True)
+                f"r{i}",
+                prompt=f"request {i}" + " and so on" * (i % 5),  # blocks fill up in different steps
+                params=SamplingParams(max_tokens=steps, ignore_eos=True),
             )
             for i in range(requests)
         ),
@@ -349,10 +367,37 @@ def test_of_a_large_trace_only_a_window_is_drawn(view: View, tmp_path: Path) -> 
     load(view, tmp_path / "long.json")
     view.wait_for_status("Loaded: 120 steps.")
     view.page.wait_for_function("() => document.querySelector('.tw .scrub').max === '119'")
-    assert view.find(".row").count() == 8
-    assert view.find(".gantt rect[class^=s-]").count() == 64  # a prefill and one merged decode a request
+    expect(view.find(".row")).to_have_count(8)
+    # A prefill and one merged decode a request.
+    expect(view.find(".gantt rect[class^=s-]")).to_have_count(64)
     view.find(".pager button").last.click()
-    assert view.find(".row").first.get_attribute("data-request") == "r8"
+    expect(view.find(".row").first).to_have_attribute("data-request", "r8")
+
+
+def num_nodes(view: View) -> int:
+    return view.page.evaluate("document.querySelectorAll('.tw *').length")
+
+
+def test_what_is_drawn_is_bounded_by_the_window_and_not_by_the_trace(view: View, tmp_path: Path) -> None:
+    drawn = []
+    for steps, requests in ((80, 60), (260, 60), (80, 120)):
+        path = tmp_path / f"{steps}-{requests}.json"
+        make_long_run(path, steps, requests)
+        if not drawn:
+            view.page.locator("#details button").first.click()
+        choose_file(view, path)
+        view.wait_for_status(f"Loaded: {steps} steps.")
+        expect(view.find(".gantt .lanes svg")).to_have_attribute("height", str(20 * requests))
+        view.scrub(40)
+        drawn.append(num_nodes(view) - 5 * view.find(".pool .cell").count())
+    fewer, longer, wider = drawn
+    assert abs(longer - fewer) < 100  # some ticks of the axis
+    assert abs(wider - fewer) < 100
+    last = view.find(".lanes rect[class^=s-] title", has_text="r119")
+    expect(last).to_have_count(0)
+    view.find(".lanes").evaluate("node => node.scrollTo(0, node.scrollHeight)")
+    expect(last).to_have_count(2)
+    assert num_nodes(view) - 5 * view.find(".pool .cell").count() < wider + 100
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440, 3840])
@@ -378,7 +423,7 @@ def test_axe_finds_no_serious_violation(browser: Browser, address: str, theme: s
     assert serious(view.page) == []
     view.find(".whatif select.what").select_option("max_num_seqs")
     view.find(".whatif .go").click()
-    view.page.wait_for_function("() => document.querySelector('.tw h2').textContent.startsWith('What if')")
+    view.wait_for_title("What if")
     view.wait_for_status("Done")
     assert serious(view.page) == []
     view.choose_preset(preset("blocksize").title["en"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import app.kernel
 from app.kernel import MAX_EVENTS, Problem, counts_of, make_kernel_page, rungs, trace_rung, why_unavailable
@@ -104,6 +105,7 @@ def test_without_the_extension_there_is_a_sentence_instead(monkeypatch: pytest.M
     assert rungs() == ()
     texts = [str(getattr(block, "value", "")) for block in make_app().blocks.values()]
     assert any("The kernel view needs the compiled extension: build it with `make`" in text for text in texts)
+    assert any("内核视图需要编译好的扩展：在仓库中用 `make`" in text for text in texts)
 
 
 # ---- in the browser ----
@@ -121,8 +123,8 @@ def go(page: Page, number: int) -> None:
     page.locator("#kernel-viewer .scrub").fill(str(number))
 
 
-def text(page: Page, selector: str) -> str:
-    return page.locator(f"#kernel-viewer {selector}").text_content() or ""
+def part(page: Page, selector: str) -> Locator:
+    return page.locator(f"#kernel-viewer {selector}")
 
 
 def first_event(view: dict[str, Any], did: str, array: str) -> int:
@@ -137,23 +139,23 @@ def test_a_rung_is_stepped_through_and_its_counts_stand_beside_the_others(view: 
         counts = expected["counts"][rung]
         if counts is not None:
             cell = page.locator(f'#kernel-viewer [data-rung="{rung}"] [data-count="barriers"]')
-            assert cell.text_content() == str(counts["barriers"])
+            expect(cell).to_have_text(str(counts["barriers"]))
     go(page, first_event(expected, "read", "k_cache"))
-    assert text(page, ".say") == (
+    expect(part(page, ".say")).to_have_text(
         "Warp 0, lanes 0–23, reads k_cache: 24 × 4 bytes. Sectors moved: 24, needed: 3."
     )
-    assert page.locator("#kernel-viewer .warp.active .q-bad").count() == 24
-    assert page.locator("#kernel-viewer .slots .slot-now").count() == 24
-    assert page.locator("#kernel-viewer .sectors i").count() == 24
-    assert "96 / 768 bytes asked for (13 %)" in text(page, ".k-sectorscard")
+    expect(page.locator("#kernel-viewer .warp.active .q-bad")).to_have_count(24)
+    expect(page.locator("#kernel-viewer .slots .slot-now")).to_have_count(24)
+    expect(page.locator("#kernel-viewer .sectors i")).to_have_count(24)
+    expect(part(page, ".k-sectorscard")).to_contain_text("96 / 768 bytes asked for (13 %)")
     page.locator('#kernel-viewer [data-rung="v3_vectorised"] button').click()
     page.wait_for_function(
         "() => document.querySelector('#kernel-viewer .chosen').dataset.rung === 'v3_vectorised'"
     )
-    assert page.locator("#rung input").input_value() == "v3_vectorised"
+    expect(page.locator("#rung input")).to_have_value("v3_vectorised")
     go(page, first_event(make_kernel_page("v3_vectorised", Problem()), "read", "k_cache"))
-    assert text(page, ".say").endswith("32 × 16 bytes. Sectors moved: 16, needed: 16.")
-    assert page.locator("#kernel-viewer .warp.active .q-perfect").count() == 32
+    expect(part(page, ".say")).to_have_text(re.compile(r"32 × 16 bytes\. Sectors moved: 16, needed: 16\.$"))
+    expect(page.locator("#kernel-viewer .warp.active .q-perfect")).to_have_count(32)
 
 
 @browser_group
@@ -168,9 +170,9 @@ def test_the_tree_in_shared_memory_halves_level_by_level_to_the_sum_of_the_softm
     levels = page.locator("#kernel-viewer .level .who").all_text_contents()
     assert levels[-8:] == [f"scratch · {1 << i}" for i in reversed(range(8))]
     total = event[9][0][0]
-    assert text(page, ".level.present .cells") == f"{total:.3g}"
-    assert f"{total:.3g}" in text(page, ".k-softmaxcard")
-    assert "running maximum" in text(page, ".k-softmaxcard")
+    expect(part(page, ".level.present .cells")).to_have_text(f"{total:.3g}")
+    expect(part(page, ".k-softmaxcard")).to_contain_text(f"{total:.3g}")
+    expect(part(page, ".k-softmaxcard")).to_contain_text("running maximum")
 
 
 @browser_group
@@ -181,8 +183,8 @@ def test_the_naive_rung_shows_the_softmax_as_it_runs(view: View) -> None:
         "() => document.querySelector('#kernel-viewer .chosen').dataset.rung === 'v1_naive'"
     )
     page.keyboard.press("End")
-    assert "This rung has no shared memory." in text(page, ".k-sharedcard")
-    assert "This rung reduces nothing across threads." in text(page, ".k-reductioncard")
+    expect(part(page, ".k-sharedcard")).to_contain_text("This rung has no shared memory.")
+    expect(part(page, ".k-reductioncard")).to_contain_text("This rung reduces nothing across threads.")
     path = page.locator("#kernel-viewer .watch path").first.get_attribute("d") or ""
     assert path.count("L") == 23  # the largest logit after each of 24 positions
 
@@ -199,22 +201,22 @@ def test_the_kernel_view_by_keyboard_pointer_and_in_chinese(view: View) -> None:
         ("End", len(expected["events"]) - 1),
     ):
         page.keyboard.press(key)
-        assert at.get_attribute("data-step") == str(step)
+        expect(at).to_have_attribute("data-step", str(step))
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
     phase = next(i for i, event in enumerate(expected["events"]) if event[1] == 1)
-    assert at.get_attribute("data-step") == str(phase)
+    expect(at).to_have_attribute("data-step", str(phase))
     page.keyboard.press("ArrowUp")
-    assert at.get_attribute("data-step") == "0"
+    expect(at).to_have_attribute("data-step", "0")
     number = first_event(expected, "read", "k_cache")
     go(page, number)
     page.locator("#kernel-viewer .slots .slot-now").first.hover()
-    assert page.locator("#kernel-viewer .warp .lit").count() == 1
+    expect(page.locator("#kernel-viewer .warp .lit")).to_have_count(1)
     page.locator("#kernel-viewer .lang").click()
-    assert text(page, "h2") == "分页注意力的一个线程块"
-    assert text(page, ".say").startswith("warp 0，lane 0–23，读 k_cache")
+    expect(part(page, "h2")).to_have_text("分页注意力的一个线程块")
+    expect(part(page, ".say")).to_have_text(re.compile("^warp 0，lane 0–23，读 k_cache"))
     page.locator("#kernel-viewer .k-hotcard button").first.click()
-    assert at.get_attribute("data-step") == str(number)
+    expect(at).to_have_attribute("data-step", str(number))
 
 
 @browser_group
@@ -223,7 +225,7 @@ def test_a_context_that_is_too_long_is_refused_with_a_sentence(view: View) -> No
     page.locator("#length input").fill("1000")
     page.locator("#length input").press("Enter")
     page.wait_for_function("() => document.querySelector('#kernel-status [role=alert]')")
-    assert "1 to 128 tokens long" in (page.locator("#kernel-status").text_content() or "")
+    expect(page.locator("#kernel-status")).to_contain_text("1 to 128 tokens long")
 
 
 @browser_group

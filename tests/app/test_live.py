@@ -256,7 +256,8 @@ def test_the_window_slides_and_times_are_told_only_of_those_whose_arrival_was_se
         live.add(trace)
     run = live.run(app.live.Texts(Address.parse("127.0.0.1:1"), ""))
     assert [trace.step for trace in run.traces] == list(range(10, 16))
-    assert live.sentence.startswith("the last 6 of 14 steps; ")
+    assert live.sight().sentence.startswith(f"Watching {live.url}: the last 6 of 14 steps; ")
+    assert live.sight().zh.startswith(f"正在观看 {live.url}：14 步中的最近 6 步；")
     view = make_view(run)
     rows = {request["id"]: request for request in view["requests"]}
     assert rows["ben"]["arrival"] == -1

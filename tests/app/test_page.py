@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
+import app.__main__
 import app.page
 from app.form import (
     changes_text,
@@ -117,3 +119,13 @@ def test_the_first_page_needs_nobody_to_press_anything() -> None:
     assert page["title"] == PRESETS[0].title
     assert page["sides"] == [side.title for side in PRESETS[0].sides]
     assert all(run.is_done for run in runs)
+
+
+def test_a_port_that_is_taken_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert app.__main__.run(["--port", str(port)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    sentence = f"Port {port} is taken or not allowed at 127.0.0.1; choose another with --port.\n"
+    assert told.err == sentence

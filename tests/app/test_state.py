@@ -38,9 +38,12 @@ class Unfolded:
         self.tables: dict[int, list[int]] = {}
         self.free: list[int] = []
         self.hashes: dict[int, str] = {}
+        self.rows: dict[int, list[int]] = {}
 
     def advance(self, step: dict[str, Any]) -> None:
         self.queues.update({name: step[name] for name in self.queues if name in step})
+        for r, blocks in step.get("grow", {}).items():
+            self.tables[int(r)] = [*self.tables[int(r)], *blocks]
         self.tables.update({int(r): table for r, table in step.get("tables", {}).items()})
         for r in step.get("gone", []):
             del self.tables[r]
@@ -50,6 +53,15 @@ class Unfolded:
             self.hashes.pop(block, None)
             if text is not None:
                 self.hashes[block] = text
+        before = self.rows
+        rows = [row if isinstance(row, list) else decoding_on(before[row]) for row in step["sched"]]
+        self.rows = {row[0]: row for row in rows}
+
+
+def decoding_on(row: list[int]) -> list[int]:
+    """What an index alone stands for, where a row is awaited."""
+    index, count, _, start, known, _, _ = row
+    return [index, 1, 1, start + count, known + 1, 0, 0]
 
 
 @every_side
@@ -67,8 +79,9 @@ def test_the_steps_put_together_are_the_trace(chosen: Preset, side: int, tier_na
         assert [names[r] for r in unfolded.queues["run"]] == list(trace.state.running)
         assert [names[r] for r in unfolded.queues["wait"]] == list(trace.state.waiting)
         assert [names[r] for r in unfolded.queues["swap"]] == list(trace.state.swapped)
-        assert {names[entry[0]]: entry[1] for entry in step["sched"]} == trace.num_scheduled_tokens
-        for r, _, is_decode, start, known, _, _ in step["sched"]:
+        rows = unfolded.rows.values()
+        assert {names[row[0]]: row[1] for row in rows} == trace.num_scheduled_tokens
+        for r, _, is_decode, start, known, _, _ in rows:
             assert is_decode == (trace.kinds[names[r]] == "decode")
             assert start + trace.num_scheduled_tokens[names[r]] == trace.state.num_computed_tokens[names[r]]
             assert known == trace.state.num_tokens[names[r]]
@@ -217,9 +230,38 @@ def test_static_batching_keeps_requests_out_until_the_batch_has_ended() -> None:
     assert view["steps"][0]["held"] == [4, 5, 6, 7]
 
 
+@every_side
+def test_slots_are_those_of_every_table_counted_anew(chosen: Preset, side: int) -> None:
+    run = run_side(chosen, side)
+    size = run.info.block_size
+    for trace, counted in zip(run.traces, slots(run.traces, size), strict=True):
+        fill: dict[int, int] = {}
+        for name, table in trace.state.cache.block_tables.items():
+            computed = trace.state.num_computed_tokens.get(name, 0)
+            for place, block in enumerate(table):
+                here = min(max(computed - place * size, 0), size)
+                fill[block] = max(fill.get(block, 0), here)
+        fill.pop(0, None)
+        assert counted == (sum(fill.values()), size * len(fill))
+
+
+def test_a_long_run_is_sent_as_what_changes() -> None:
+    requests = tuple(
+        WorkloadRequest(
+            f"r{i}", prompt="one " * (i + 1), params=SamplingParams(max_tokens=40, ignore_eos=True)
+        )
+        for i in range(4)
+    )
+    view = make_view(record("x", Workload(requests, {"block_size": 4, "num_blocks": 99})))
+    for step in view["steps"][2:-1]:
+        assert step["sched"] == [0, 1, 2, 3]  # each decodes on
+        assert "tables" not in step
+        assert all(len(blocks) == 1 for blocks in step.get("grow", {}).values())
+
+
 def test_slots_of_a_shared_block_count_once() -> None:
     run = run_side(preset("copy"), 0)
-    filled, held = slots(run.traces[1], 4)  # three copies are made: two shared blocks and four of their own
+    filled, held = slots(run.traces, 4)[1]  # three copies are made: two shared blocks and four of their own
     assert held == 4 * 6
     assert filled == 2 * 4 + 4 * 3
 

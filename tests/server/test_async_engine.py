@@ -376,7 +376,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
             msgspec.msgpack.decode(content, type=Command)
 
 
-def test_api_process_killed_leaves_no_engine_process(model: Path) -> None:
+def test_api_process_killed_leaves_no_engine_process_and_no_socket(model: Path) -> None:
     code = (
         "import asyncio, sys\n"
         "from reference.frontend.async_engine import AsyncLLM\n"
@@ -384,19 +384,22 @@ def test_api_process_killed_leaves_no_engine_process(model: Path) -> None:
         "from reference.frontend.tiers import load_tier\n"
         "async def main():\n"
         "    llm = await AsyncLLM.from_engine_args(EngineArgs(model=sys.argv[1]), load_tier('reference'))\n"
-        "    print(llm.client.process.pid, flush=True)\n"
+        "    print(llm.client.process.pid, llm.client._folder, flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(model)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    pid, folder = parent.stdout.readline().split()
+    child = int(pid)
+    assert [path.name for path in Path(folder).iterdir()] == ["engine"]
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 5
     while is_alive(child):
         assert time.monotonic() < deadline, "the engine process outlived its parent"
         time.sleep(0.02)
+    assert not Path(folder).exists()
 
 
 def is_alive(pid: int) -> bool:

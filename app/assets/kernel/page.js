@@ -54,6 +54,7 @@ function light(slot) { // one physical slot, in the cache and in the lanes that 
 
 function translate() {
   root.lang = lang === 'zh' ? 'zh-Hans' : 'en';
+  showLang();
   $('.lang').textContent = say('lang');
   $('.lang').lang = lang === 'zh' ? 'en' : 'zh-Hans';
   $('h2').textContent = say('title');

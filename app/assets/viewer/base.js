@@ -4,7 +4,10 @@ const MARKS = { copy: '=', in: '↓', hit: '★', evict: '✕', alloc: '+', out:
 const ESCAPES = { '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' };
 
 let lang = (navigator.language || 'en').startsWith('zh') ? 'zh' : 'en';
-let page = null, panes = [], at = 0, timer = null, speed = 1, lit = null;
+let page = null, panes = [], at = 0, timer = null, speed = 1, lit = null; // lit: { block, pane }
+
+// The line of status around the viewer is there in both languages; this says which of them is shown.
+const showLang = () => { document.documentElement.dataset.lang = lang; };
 
 const esc = (text) => String(text).replace(/[&<>"']/g, (c) => ESCAPES[c]);
 const say = (key) => LABELS[lang][key];

@@ -12,6 +12,7 @@ const firstStep = () => page.runs[0]?.steps[0]?.n ?? 0; // not 0 where only the 
 
 function build() {
   stop();
+  lit = null;
   panes = page.runs.map((view, index) => new Pane(view, index));
   root.innerHTML = `
     <header class="head"><div><h2></h2><p class="lesson"></p></div><button type="button" class="lang"></button></header>
@@ -50,6 +51,7 @@ function build() {
 
 function translate() {
   root.lang = lang === 'zh' ? 'zh-Hans' : 'en';
+  showLang();
   $('.lang').textContent = say('lang');
   $('.lang').lang = lang === 'zh' ? 'en' : 'zh-Hans';
   for (const button of root.querySelectorAll('[data-do]:not(.playbtn)')) {
@@ -65,6 +67,7 @@ function translate() {
 }
 
 function drawRuns() { // all that depends on the runs
+  root.dataset.done = page.runs.every((run) => run.is_done);
   $('.head h2').textContent = inLang(page.title) || page.runs[0]?.title || '';
   $('.head h2').classList.toggle('live', Boolean(page.is_live));
   $('.lesson').textContent = inLang(page.lesson);

@@ -2,7 +2,8 @@
 
 class Pane {
   constructor(view, index) {
-    Object.assign(this, unfold(view), { index });
+    Object.assign(this, { index });
+    this.take(view);
     this.node = document.createElement('article');
     this.node.className = 'pane';
     this.node.innerHTML = `
@@ -27,9 +28,13 @@ class Pane {
     this.node.addEventListener('pointerleave', () => light(null, this));
   }
 
-  get last() { return this.states.length - 1; }
+  get last() { return this.history.length - 1; }
 
-  take(view) { Object.assign(this, unfold(view)); } // the same run, as far as it has come by now
+  take(view) { // also the same run once more, as far as it has come by now
+    this.view = view;
+    this.history = new History(view);
+    this.shown = view.pieces.map(visible);
+  }
 
   get title() { return inLang(page.sides?.[this.index]) || this.view.title; }
 
@@ -51,19 +56,27 @@ class Pane {
 
   draw(number) {
     const over = number > this.last;
-    this.state = this.states[Math.min(number, this.last)];
+    this.state = this.history.at(Math.min(number, this.last));
     this.node.classList.toggle('over', over);
     if (!this.state) { this.$('.say').textContent = say('nosteps'); return; }
     const step = this.state.step;
     this.$('.say').textContent = over ? say('ended') : step.say[lang] ?? step.say.en;
     const reasons = over ? [] : [...(step.pre ?? []), ...(step.ref ?? [])].filter(([, text]) => text);
     this.$('.why').innerHTML = reasons.map(([r, text]) => `<li>${this.letter(r)} ${esc(text)}</li>`).join('');
-    this.drawBudget(step);
+    this.drawBudget(this.state);
     this.pool.draw(this.state);
     this.tables.draw(this.state);
     this.drawQueues(this.state);
     this.timeline.moveCursor(number);
-    if (lit !== null) light(lit, this, true);
+    if (lit?.pane === this) this.showLit();
+  }
+
+  showLit() { // also after a step, which draws the tables anew
+    for (const node of this.node.querySelectorAll('.lit')) node.classList.remove('lit');
+    if (lit?.pane !== this) return;
+    this.pool.cursor = lit.block;
+    for (const node of this.node.querySelectorAll(`[data-block="${lit.block}"]`)) node.classList.add('lit');
+    this.$('.info').textContent = this.pool.describe(lit.block);
   }
 
   hue(r) { return hue(this.view.requests[r].number); }
@@ -72,9 +85,9 @@ class Pane {
 
   badge(r) { return `${this.letter(r)}<span class="id" title="${esc(this.view.requests[r].id)}">${esc(brief(this.view.requests[r].id))}</span>`; }
 
-  drawBudget(step) {
+  drawBudget({ step, pos }) {
     const parts = { prefill: 0, decode: 0, accepted: 0, rejected: 0 };
-    for (const [, count, decode, , , drafts, kept] of step.sched) {
+    for (const { count, decode, drafts, kept } of Object.values(pos)) {
       parts[decode ? 'decode' : 'prefill'] += count - drafts;
       parts.accepted += kept;
       parts.rejected += drafts - kept;

@@ -66,29 +66,31 @@ class Pool {
       const key = `${this.holders[block]}|${this.fills[block]}|${mark}|${hash}`;
       if (cell.key === key) continue;
       cell.key = key;
-      this.drawCell(cell, this.holders[block], this.fills[block] / size, mark, hash);
+      this.drawCell(cell, this.heldBy(block), this.fills[block] / size, mark, hash);
     }
     if (!this.dense) this.drawPlaces(state.free);
   }
 
   count(state, size) { // by block: its holders, and how many of its slots hold a token
     const length = this.pane.view.num_blocks + 1;
-    this.holders = new Array(length).fill('');
+    this.holders = new Array(length); // nothing, a request, or several
     this.fills = new Uint32Array(length);
     for (const r in state.tables) {
       const table = state.tables[r], pos = state.pos[r], computed = pos ? pos.start + pos.count : 0;
       for (let index = 0; index < table.length; index++) {
         const block = table[index];
         if (!block || block >= length) continue;
-        this.holders[block] = this.holders[block] === '' ? r : `${this.holders[block]},${r}`;
+        const held = this.holders[block];
+        this.holders[block] = held === undefined ? +r : Array.isArray(held) ? [...held, +r] : [held, +r];
         const fill = Math.min(Math.max(computed - index * size, 0), size);
         if (fill > this.fills[block]) this.fills[block] = fill;
       }
     }
   }
 
-  drawCell(cell, holders, fill, mark, hash) {
-    const held = holders === '' ? [] : holders.split(',').map(Number);
+  heldBy(block) { return [this.holders?.[block] ?? []].flat(); }
+
+  drawCell(cell, held, fill, mark, hash) {
     const owner = held.length === 0 ? 'free' : held.length > 1 ? 'shared' : this.pane.hue(held[0]);
     const lit = cell.node.classList.contains('lit');
     cell.node.className = `cell ${owner}${hash ? ' hashed' : ''}${mark ? ` ev-${mark}` : ''}${lit ? ' lit' : ''}`;
@@ -119,15 +121,12 @@ class Pool {
     return `linear-gradient(90deg, ${stops.join(', ')})`;
   }
 
-  numHolders(block) {
-    const holders = this.holders[block];
-    return holders === undefined ? 1 : holders.split(',').length;
-  }
+  numHolders(block) { return Math.max(1, this.heldBy(block).length); }
 
   describe(block) {
     const { view, state } = this.pane, words = [`${say('block')} ${block}`];
     if (!state || !this.holders) return words[0];
-    const held = this.holders[block] ? this.holders[block].split(',') : [], hash = state.hash[block];
+    const held = this.heldBy(block), hash = state.hash[block];
     if (held.length) {
       words.push(`${say('holders')} ${held.map((r) => view.requests[r].id).join(', ')} (×${held.length})`);
       words.push(`${this.fills[block]}/${view.block_size} ${say('slots')}`);
@@ -140,13 +139,9 @@ class Pool {
   }
 }
 
-function light(block, pane, again = false) { // one block, wherever it is drawn in its pane
-  if (block === lit && !again) return;
-  lit = block;
-  for (const other of panes)
-    for (const node of other.node.querySelectorAll('.lit')) node.classList.remove('lit');
-  if (block === null) return;
-  pane.pool.cursor = block;
-  for (const node of pane.node.querySelectorAll(`[data-block="${block}"]`)) node.classList.add('lit');
-  pane.$('.info').textContent = pane.pool.describe(block);
+function light(block, pane) { // one block, wherever it is drawn in its pane
+  if (block === (lit?.block ?? null) && pane === (lit?.pane ?? pane)) return;
+  const before = lit?.pane;
+  lit = block === null ? null : { block, pane };
+  for (const one of new Set([before, pane])) one?.showLit();
 }

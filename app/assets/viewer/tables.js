@@ -83,7 +83,7 @@ class Tables {
   }
 
   word(r, position, state) { // text of a token; behind the known ones stand this step's drafts
-    const { view, outputs, shown } = this.pane, prompt = view.requests[r].prompt;
+    const { view, history: { outputs }, shown } = this.pane, prompt = view.requests[r].prompt;
     if (position < prompt.length) return shown[prompt[position]];
     const before = prompt.length || view.requests[r].unknown; // tokens whose text nobody has told
     if (position < before) return '·';
@@ -93,7 +93,7 @@ class Tables {
   }
 
   text(r) { // that was generated so far; the tokens of this step are marked, with what else they might have been
-    const { outputs, view, shown } = this.pane, number = Math.min(at, this.pane.last), tokens = outputs[r];
+    const { history: { outputs }, view, shown } = this.pane, number = Math.min(at, this.pane.last), tokens = outputs[r];
     const count = numUpTo(tokens, number);
     if (!count) return '';
     let text = count > TEXT_TOKENS ? '…' : '';

@@ -1,7 +1,8 @@
-// A run, unfolded: the steps arrive as differences from one another; here they become whole states, which share all
-// that did not change.
+// A run, unfolded: the steps arrive as differences from one another. One state is at hand, that of the step that is shown;
+// the next follows from it by what the step changes, any other from the keyframe before it. So neither a step nor the
+// memory grows with steps times requests.
 
-const NOTHING = { run: [], wait: [], swap: [], held: [], tables: {}, host: {}, free: [], hash: {}, pos: {}, ended: new Map() };
+const KEYFRAME_INTERVAL = 64; // steps
 
 function decodeOrder(before, pieces) {
   const after = [];
@@ -12,39 +13,75 @@ function decodeOrder(before, pieces) {
   return after;
 }
 
-function unfold(view) {
-  let before = NOTHING;
-  const outputs = view.requests.map(() => []); // per request: [step, piece] of each token
-  const states = view.steps.map((step, number) => {
-    before = stateAfter(before, step);
-    for (const [r, pieces] of Object.entries(step.tok ?? {})) for (const p of pieces) outputs[r].push([number, p]);
-    return before;
-  });
-  return { view, states, outputs, shown: view.pieces.map(visible) };
+class History {
+  constructor(view) {
+    this.steps = view.steps;
+    this.length = view.steps.length;
+    this.outputs = view.requests.map(() => []); // per request: [step, piece] of each token
+    this.computed = []; // by step: tokens found in the cache so far, and tokens of prompts so far
+    this.keyframes = [];
+    this.number = -1;
+    this.state = { run: [], wait: [], swap: [], held: [], tables: {}, host: {}, free: [], hash: [], pos: {}, ended: new Map() };
+    let cached = 0, asked = 0;
+    for (const [number, step] of this.steps.entries()) {
+      this.advance();
+      if (number % KEYFRAME_INTERVAL === 0) this.keyframes.push(copyOf(this.state));
+      for (const [r, pieces] of Object.entries(step.tok ?? {})) for (const p of pieces) this.outputs[r].push([number, p]);
+      for (const n of Object.values(step.cached ?? {})) { cached += n; asked += n; }
+      for (const row of step.sched) if (row[2] === 0) asked += row[1];
+      this.computed.push([cached, asked]);
+    }
+  }
+
+  at(number) { // the state when step `number` is done, until somebody asks for another
+    if (!this.length) return undefined;
+    const keyframe = Math.floor(number / KEYFRAME_INTERVAL);
+    if (number < this.number || keyframe * KEYFRAME_INTERVAL > this.number) {
+      this.state = copyOf(this.keyframes[keyframe]);
+      this.number = keyframe * KEYFRAME_INTERVAL;
+    }
+    while (this.number < number) this.advance();
+    return this.state;
+  }
+
+  advance() {
+    this.number += 1;
+    change(this.state, this.steps[this.number]);
+  }
 }
 
-function stateAfter(before, step) {
-  const state = { ...before, step, pos: positions(step) };
+const copyTables = (tables) => Object.fromEntries(Object.entries(tables).map(([r, table]) => [r, table.slice()]));
+
+function copyOf(state) { // what `change` changes in place is not shared
+  return { ...state, tables: copyTables(state.tables), hash: state.hash.slice(), ended: new Map(state.ended) };
+}
+
+function change(state, step) { // into the one after `step`
+  state.step = step;
+  state.pos = positions(step, state.pos);
   for (const name of ['run', 'wait', 'swap', 'held']) if (step[name]) state[name] = step[name];
-  if (step.tables || step.gone) {
-    state.tables = { ...before.tables, ...step.tables };
-    for (const r of step.gone ?? []) delete state.tables[r];
-  }
-  if (step.host || Object.keys(before.host).length)
+  for (const [r, blocks] of Object.entries(step.grow ?? {})) state.tables[r].push(...blocks);
+  for (const [r, table] of Object.entries(step.tables ?? {})) state.tables[r] = table.slice();
+  for (const r of step.gone ?? []) delete state.tables[r];
+  if (step.host || Object.keys(state.host).length)
     state.host = Object.fromEntries(
-      Object.entries({ ...before.host, ...step.host }).filter(([r]) => state.swap.includes(+r)));
-  if (step.free) state.free = decodeOrder(before.free, step.free);
-  if (step.hash) {
-    state.hash = { ...before.hash };
-    for (const [block, text] of step.hash) if (text === null) delete state.hash[block]; else state.hash[block] = text;
-  }
-  if (step.fin) state.ended = new Map([...before.ended, ...step.fin]);
-  return state;
+      Object.entries({ ...state.host, ...step.host }).filter(([r]) => state.swap.includes(+r)));
+  if (step.free) state.free = decodeOrder(state.free, step.free);
+  for (const [block, text] of step.hash ?? []) state.hash[block] = text ?? undefined;
+  for (const [r, reason] of step.fin ?? []) state.ended.set(r, reason);
 }
 
-function positions(step) { // by request: what is computed, in this step, and still to come
+function positions(step, before) { // by request: what is computed, in this step, and still to come
   const pos = {};
-  for (const [r, count, decode, start, known, drafts, kept] of step.sched) pos[r] = { count, decode, start, known, drafts, kept };
+  for (const row of step.sched) {
+    if (Array.isArray(row)) {
+      const [r, count, decode, start, known, drafts, kept] = row;
+      pos[r] = { count, decode, start, known, drafts, kept };
+    } else { // it decodes on
+      const { count, start, known } = before[row];
+      pos[row] = { count: 1, decode: 1, start: start + count, known: known + 1, drafts: 0, kept: 0 };
+    }
+  }
   for (const [r, start, known] of step.idle ?? []) pos[r] = { count: 0, decode: 0, start, known, drafts: 0, kept: 0 };
   return pos;
 }
