@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds: exercises at the end of chapters, and pages without a translation.
+"""What mkdocs calls while it builds: exercises at the end of chapters, pages without a translation, a page's head.
 
 The site is built in English first, then in Chinese. A page without a translation is shown in English there too, and
 says so; it is not run a second time, but taken over from the English site as it was made there.
@@ -54,6 +54,12 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     # Pages have neighbours of the same names in both languages; pictures are there once, a folder higher.
     content = re.sub(r'(src|href)="\.\./(images|assets)/', r'\1="../../\2/', made.html)
     return content.replace("</h1>", f"</h1>\n{NOTICE}", 1)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Without the links to a page's other language in its head: the theme's script would look for a sitemap beside each
+    of them, in vain. The menu of languages has links of its own."""
+    return re.sub(r'<link rel="alternate"[^>]*>', "", output)
 
 
 def _language(config: Any) -> str:
