@@ -134,9 +134,7 @@ def arrivals(settings: Mapping[str, Any]) -> list[Arrival]:
         shared = min(value["shared"], value["prompt"])
         first = 300 + sum(map(ord, name)) * 7 % 300
         prompt = (*range(shared), *range(first, first + value["prompt"] - shared))
-        found.append(
-            Arrival(name, prompt, value["tokens"], value["arrives"], value["priority"], value["n"])
-        )
+        found.append(Arrival(name, prompt, value["tokens"], value["arrives"], value["priority"], value["n"]))
     return found
 
 
@@ -179,7 +177,9 @@ class Session:
         traces = self.traces
         return {
             "num_steps": len(traces),
-            "timeline": timeline(traces, "The schedule. A number counts the tokens of a prefill; click on a step"),
+            "timeline": timeline(
+                traces, "The schedule. A number counts the tokens of a prefill; click on a step"
+            ),
             "totals": {
                 "steps": len(traces),
                 "tokens computed": sum(trace.budget_used for trace in traces),

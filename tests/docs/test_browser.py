@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
-from tests.app.axe import serious
 from tests.app.browser import View
 
 pytestmark = pytest.mark.xdist_group("site")
