@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve app app-shots records records-serve test test-long test-mutants kernels-report test-races lint format model docs loc setup clean distclean
+.PHONY: help demo serve app app-shots app-recordings records records-serve test test-long test-mutants kernels-report test-races lint format model docs loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ app: setup $(STAMPS)/app ## show every block and every step of real runs in the 
 
 app-shots: setup $(STAMPS)/app $(STAMPS)/dev ## write a picture of each lesson of the app to build/app-shots
 	@tools/setup.sh browser && $(BIN)/python tools/app_shots.py build/app-shots
+
+app-recordings: setup $(STAMPS)/app $(STAMPS)/dev ## play lessons of the app into the looping pictures of the tutorial (a minute)
+	@tools/setup.sh browser && $(BIN)/python tools/app_recordings.py
 
 RECORDED := roofline throughput latency seqs blocksize prefix startup
 

@@ -75,7 +75,9 @@ def save(pictures: list[Image.Image], recording: Recording, suffix: str) -> None
         path, save_all=True, append_images=pictures[1:], duration=times, loop=0, lossless=True, quality=60,
         method=4, minimize_size=True,
     )  # fmt: skip
-    pictures[lesson].save(IMAGES / f"{recording.name}-still{suffix}.webp", lossless=True, quality=60, method=4)
+    pictures[lesson].save(
+        IMAGES / f"{recording.name}-still{suffix}.webp", lossless=True, quality=60, method=4
+    )
     print(f"{path} ({len(pictures)} frames, {path.stat().st_size // 1024} KB)")
 
 

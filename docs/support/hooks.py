@@ -52,7 +52,7 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     made = _made[name]
     page.toc, page.present_anchor_ids = made.toc, made.anchors
     # Pages have neighbours of the same names in both languages; pictures are there once, a folder higher.
-    content = re.sub(r'(src|href)="\.\./(images|assets)/', r'\1="../../\2/', made.html)
+    content = re.sub(r'(src|href|srcset)="\.\./(images|assets)/', r'\1="../../\2/', made.html)
     return content.replace("</h1>", f"</h1>\n{NOTICE}", 1)
 
 

@@ -91,14 +91,12 @@ def recording(key: str, caption: str, up: str = "../", words: str = "") -> str:
             f'<img src="{up}images/{found.name}{suffix}.webp{only}" alt="{escape(words or found.words)}" '
             f'width="{width}" height="{height}" loading="lazy"></picture>'
         )
-    return (
-        f'<figure class="tw-figure tw-recording">{pictures}<figcaption>{escape(caption)}</figcaption></figure>\n'
-    )
+    return f'<figure class="tw-figure tw-recording">{pictures}<figcaption>{escape(caption)}</figcaption></figure>\n'
 
 
 def webp_size(path: Path) -> tuple[int, int]:
     """Width and height of an animated WebP, from its header (VP8X: two numbers of 24 bits, less one each)."""
     head = path.read_bytes()[:30]
     if head[8:16] != b"WEBPVP8X":
-        raise ValueError(f"{path.name} is no animated WebP; make it again with `make app-shots`.")
+        raise ValueError(f"{path.name} is no animated WebP; make it again with `make app-recordings`.")
     return struct.unpack("<I", head[24:27] + b"\0")[0] + 1, struct.unpack("<I", head[27:30] + b"\0")[0] + 1
