@@ -56,10 +56,15 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     return content.replace("</h1>", f"</h1>\n{NOTICE}", 1)
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Without the links to a page's other language in its head: the theme's script would look for a sitemap beside each
-    of them, in vain. The menu of languages has links of its own."""
-    return re.sub(r'<link rel="alternate"[^>]*>', "", output)
+def on_post_page(output: str, config: Any, **_: Any) -> str:
+    """Two mends of the theme. The links to a page's other language go from its head: a script would look for a sitemap
+    beside each of them, in vain, and the menu of languages has links of its own. The search gets a name."""
+    output = re.sub(r'<link rel="alternate"[^>]*>', "", output)
+    name = "Search" if _language(config) == "en" else "搜索"
+    return output.replace(
+        'data-md-component="search" role="dialog"',
+        f'data-md-component="search" role="dialog" aria-label="{name}"',
+    )
 
 
 def _language(config: Any) -> str:
