@@ -21,6 +21,7 @@ NOTICE = (
 )
 # Each line of a signature gets an address of its own, the same in every signature of a page.
 LINE_ADDRESS = re.compile(r'<a id="__codelineno-[^>]*></a>')
+FIELD = re.compile(r'id="([^"]+)" class="doc doc-heading">\s*<code class="[^"]*doc-symbol-attribute"')
 
 
 @dataclass
@@ -43,7 +44,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     if _is_taken_over(name, config):
         found = re.search(r"^# (.*)$", markdown, re.MULTILINE)
         title = found[1] if found else ""  # for the navigation
-        return f"# {_translated_titles(config).get(title, title)}"
+        (heading,) = _made[name].toc
+        return f"# {_translated_titles(config).get(title, title)} {{ #{heading.id} }}"
     exercises = exercises_of(name.replace(".zh.md", ".md"))
     if exercises:
         markdown += f"\n\n## {'练习' if name.endswith('.zh.md') else 'Exercises'}\n\n{exercises}\n"
@@ -53,8 +55,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
     name = page.file.src_uri
     if not _is_taken_over(name, config):
-        if name.startswith("api/"):
+        if name.startswith("api/") and name != "api/index.md":
             html = LINE_ADDRESS.sub("", html)
+            _shorten(page.toc, set(FIELD.findall(html)))
         html = web.with_scripts(html, page.url)
         if _language(config) == "en":
             _made[name] = _Made(html, page.toc, page.present_anchor_ids)
@@ -77,6 +80,15 @@ def on_env(env: Any, config: Any, files: Any, **_: Any) -> None:
 def on_post_build(config: Any, **_: Any) -> None:
     if _language(config) == "en":
         web.copy(Path(config.site_dir))
+
+
+def _shorten(entries: Any, fields: set[str]) -> None:
+    """The contents of an API page: modules (level 2) by their whole names, and no fields."""
+    for entry in entries:
+        if entry.level == 2:
+            entry.title = entry.id
+        entry.children = [child for child in entry.children if child.id not in fields]
+        _shorten(entry.children, fields)
 
 
 def _language(config: Any) -> str:
