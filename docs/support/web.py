@@ -1,7 +1,7 @@
 """Mermaid and KaTeX: copied into the site from .venv/npm (tools/web_packages.py), loaded by the pages that need them.
 
-Material fetches Mermaid from elsewhere when a page has a diagram and no `mermaid` is there yet; so a page with a diagram
-loads ours first, and without ours no diagram reaches the browser: its source is shown instead.
+Material fetches Mermaid from elsewhere when a page has a diagram and no `mermaid` is there yet. So a page with a
+diagram loads ours first, and without ours no diagram reaches the browser: its source is shown instead.
 """
 
 from __future__ import annotations
