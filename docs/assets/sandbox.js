@@ -2,7 +2,8 @@
 // comes from docs/support/sandbox.py; here are only the form, the way to Python and back, and the stepping.
 
 (() => {
-  const HOME = new URL('sandbox/', document.currentScript.src);
+  const HERE = document.currentScript.src;
+  const PYTHON = new URL('npm/pyodide/', HERE), ENGINE = new URL('sandbox/engine.zip', HERE);
   const root = document.getElementById('sandbox');
   const { presets, limits, choices, fields } = JSON.parse(document.getElementById('sandbox-form').textContent);
   const NUMBERS = ['blocks', 'block_size', 'budget', 'max_num_seqs', 'chunk'];
@@ -114,10 +115,10 @@
 
   async function startPython() {
     status('Fetching Python for the browser: 13 MB, once …');
-    const { loadPyodide } = await import(new URL('pyodide.mjs', HOME).href);
+    const { loadPyodide } = await import(new URL('pyodide.mjs', PYTHON).href);
     const [python, engine] = await Promise.all([
-      loadPyodide({ indexURL: HOME.href }),
-      fetch(new URL('engine.zip', HOME)).then((answer) => {
+      loadPyodide({ indexURL: PYTHON.href }),
+      fetch(ENGINE).then((answer) => {
         if (!answer.ok) throw new Error(`engine.zip: ${answer.status}`);
         return answer.arrayBuffer();
       }),

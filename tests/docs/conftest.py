@@ -18,6 +18,7 @@ from playwright.sync_api import Browser
 from tests.app.browser import open_browser
 
 ROOT = Path(__file__).resolve().parents[2]
+on_the_site = pytest.mark.xdist_group("site")  # one worker builds it
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.app.browser import View
+from tests.docs.conftest import on_the_site
 
-pytestmark = pytest.mark.xdist_group("site")
+pytestmark = on_the_site
 
 PHONE = {"width": 390, "height": 844}
 # Pictures below the fold are asked for now, and waited for.

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from docs.support import sandbox_build
+from docs.support import sandbox_build, web
 from docs.support.runs import run
 from docs.support.sandbox import PRESETS, Desk, arrivals, options, start
 from reference.contracts.trace import StepTrace
 from tests.app.axe import serious
 from tests.app.browser import View
+from tests.docs.conftest import on_the_site
 
 PYTHON_STARTS_MS = 120_000  # on two busy cores
 
@@ -96,27 +97,17 @@ def test_two_requests_of_one_name_are_refused() -> None:
         arrivals({**settings, "requests": settings["requests"] * 2})
 
 
-def test_without_npm_the_page_says_what_is_missing_and_the_build_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox_build, "ROOT", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "npm is not installed (on Debian: sudo apt-get install -y npm)" in sandbox_build.panel()
-
-    class Config:
-        site_dir = str(tmp_path / "site")
-
-    sandbox_build.on_post_build(Config())
-    assert not (tmp_path / "site").exists()
+def test_without_pyodide_the_page_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ('id="sandbox-form"' in sandbox_build.panel()) == web.is_there("pyodide")
+    monkeypatch.setattr(web, "PACKAGES", tmp_path)
+    assert "Fetch it with <code>make docs</code> or <code>tools/setup.sh web</code>" in sandbox_build.panel()
 
 
 @pytest.fixture
 def view(browser: Browser, address: str) -> Iterator[View]:
     """The page, before anything was pressed."""
-    try:
-        sandbox_build.pyodide()
-    except RuntimeError as error:
-        pytest.skip(f"the site has no Python for the browser: {error}")
+    if not web.is_there("pyodide"):
+        pytest.skip("the site has no Python for the browser: tools/setup.sh web fetches it")
     context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
     view = View(context.new_page())
     view.watch()
@@ -155,7 +146,7 @@ def total(view: View, name: str) -> str:
     )
 
 
-@pytest.mark.xdist_group("site")
+@on_the_site
 def test_python_in_the_browser_decides_as_the_engine_does_here(view: View) -> None:
     asked: list[str] = []
     view.page.on("request", lambda request: asked.append(request.url))
@@ -171,7 +162,7 @@ def test_python_in_the_browser_decides_as_the_engine_does_here(view: View) -> No
     assert any("pyodide.asm.wasm" in url for url in asked)
 
 
-@pytest.mark.xdist_group("site")
+@on_the_site
 def test_a_changed_form_is_another_run_and_the_page_stays_accessible(view: View) -> None:
     view.page.locator("[data-preset]").select_option("preemption")
     press_run(view)

@@ -14,6 +14,7 @@ import pytest
 
 from docs.support import run, source, steps_table
 from docs.support.pictures import budget_bars, pool_picture, timeline
+from tests.docs.conftest import on_the_site
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
@@ -39,7 +40,7 @@ class _Resources(HTMLParser):
             self.images_without_text.append("svg")
 
 
-@pytest.mark.xdist_group("site")
+@on_the_site
 def test_no_page_loads_anything_from_elsewhere_and_every_picture_has_words(site: Path) -> None:
     pages = list(site.glob("**/*.html"))
     assert len(pages) > len(PAGES)
@@ -50,7 +51,7 @@ def test_no_page_loads_anything_from_elsewhere_and_every_picture_has_words(site:
         assert resources.images_without_text == [], page
 
 
-@pytest.mark.xdist_group("site")
+@on_the_site
 def test_no_block_of_a_page_failed_to_run(site: Path) -> None:
     for page in site.glob("**/*.html"):
         assert "Traceback (most recent call last)" not in page.read_text(encoding="utf-8"), page
