@@ -3,6 +3,7 @@ it fits on a phone."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,13 +47,22 @@ def faults(view: View) -> list[str]:
     return found
 
 
+def shorten_search(view: View, site: Path) -> None:
+    """Every page reads the index of the whole site; half of the time would go into that."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    index["docs"] = index["docs"][:1]
+    view.page.route("**/search/search_index.json", lambda route: route.fulfill(json=index))
+
+
 def test_every_page_loads_all_it_shows_from_here_and_fits_on_a_phone(
     site: Path, address: str, phone: View
 ) -> None:
     pages = sorted(page.relative_to(site).parent.as_posix() for page in site.glob("**/index.html"))
     assert {"scheduler", "zh/scheduler"} < set(pages)
     wrong = {}
-    for name in pages:
+    for number, name in enumerate(pages):
+        if number == 1:  # the first has read it whole
+            shorten_search(phone, site)
         phone.page.goto(f"{address}/{name}/".replace("/./", "/"))
         if found := faults(phone):
             wrong[name] = found
