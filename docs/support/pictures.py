@@ -105,10 +105,12 @@ def timeline(traces: Sequence[StepTrace], caption: str = "Who did what in each s
         for column, trace in enumerate(traces)
     ]
     width = label + len(traces) * (cell + 2)
-    legend = (
-        '<span class="tw-key tw-prefill"></span> prefill, with its tokens '
-        '<span class="tw-key tw-decode"></span> decode <span class="tw-key tw-waiting"></span> waits (w) '
-        '<span class="tw-key tw-swapped"></span> swapped out (s)'
+    kinds = {
+        "prefill": "prefill, with its tokens", "decode": "decode", "waiting": "waits (w)", "swapped": "swapped out (s)",
+    }  # fmt: skip
+    legend = " ".join(
+        f'<span class="tw-item"><span class="tw-key tw-{kind}"></span> {words}</span>'
+        for kind, words in kinds.items()
     )
     return figure(f'viewBox="-2 -2 {width} {bottom + 16}"', caption, parts, min(width * 1.3, 760), legend)
 

@@ -6,6 +6,7 @@ diagram loads ours first, and without ours no diagram reaches the browser: its s
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def with_scripts(html: str, url: str) -> str:
 
     if DIAGRAM in html:
         if is_there("mermaid"):
+            # On a phone a diagram keeps a size at which it can be read, and scrolls.
+            html = re.sub(
+                r'<pre class="mermaid">.*?</pre>',
+                r'<div class="tw-diagram">\g<0></div>',
+                html,
+                flags=re.DOTALL,
+            )
             html += f'\n<script src="{address(f"{FOLDER}/mermaid/mermaid.min.js")}"></script>'
         else:
             html = html.replace(DIAGRAM, '<pre class="tw-source">')
