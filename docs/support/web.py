@@ -6,6 +6,7 @@ diagram loads ours first, and without ours no diagram reaches the browser: its s
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -29,7 +30,16 @@ def with_scripts(html: str, url: str) -> str:
 
     if DIAGRAM in html:
         if is_there("mermaid"):
-            html += f'\n<script src="{address(f"{FOLDER}/mermaid/mermaid.min.js")}"></script>'
+            html = re.sub(
+                f"{DIAGRAM}.*?</pre>",
+                r'<div class="tw-diagram" tabindex="0">\g<0></div>',
+                html,
+                flags=re.DOTALL,
+            )
+            html += (
+                f'\n<script src="{address(f"{FOLDER}/mermaid/mermaid.min.js")}"></script>'
+                f'\n<script src="{address("assets/diagrams.js")}"></script>'
+            )
         else:
             html = html.replace(DIAGRAM, '<pre class="tw-source">')
     if FORMULA in html and is_there("katex"):
