@@ -113,7 +113,9 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = linked(obj.docstring.value)
 
     def on_module(self, *, mod: griffe.Module, **_: Any) -> None:
-        """Runs after `on_object`. Fast files name their twins themselves; reference files need not."""
+        """Runs after `on_object`, and alone for a package. Fast files name their twins themselves."""
+        if mod.parent is None:
+            self.on_object(obj=mod)
         other = twin(mod.path)
         if other is not None and mod.docstring is not None and f"][{other}]" not in mod.docstring.value:
             path = file_of(other).relative_to(ROOT)

@@ -30,14 +30,16 @@ def with_scripts(html: str, url: str) -> str:
 
     if DIAGRAM in html:
         if is_there("mermaid"):
-            # On a phone a diagram keeps a size at which it can be read, and scrolls.
             html = re.sub(
-                r'<pre class="mermaid">.*?</pre>',
-                r'<div class="tw-diagram">\g<0></div>',
+                f"{DIAGRAM}.*?</pre>",
+                r'<div class="tw-diagram" tabindex="0">\g<0></div>',
                 html,
                 flags=re.DOTALL,
             )
-            html += f'\n<script src="{address(f"{FOLDER}/mermaid/mermaid.min.js")}"></script>'
+            html += (
+                f'\n<script src="{address(f"{FOLDER}/mermaid/mermaid.min.js")}"></script>'
+                f'\n<script src="{address("assets/diagrams.js")}"></script>'
+            )
         else:
             html = html.replace(DIAGRAM, '<pre class="tw-source">')
     if FORMULA in html and is_there("katex"):

@@ -73,6 +73,14 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
     assert named <= known
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_to_elsewhere_are_whole_and_encrypted(page: Path) -> None:
+    """Nothing is fetched here: whether a page is still there, somebody has to look."""
+    targets = re.findall(r"\]\((https?:[^)]*)\)", page.read_text(encoding="utf-8"))
+    form = re.compile(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w.~/-]*)?(#[\w.-]+)?")
+    assert [target for target in targets if not form.fullmatch(target)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_fences_have_heads_that_the_site_understands(page: Path) -> None:
     """A fence with a word behind its language that is no option swallows all that follows; `py3` is not tested."""

@@ -51,7 +51,10 @@ def test_only_pages_with_diagrams_or_formulas_load_scripts(
         (tmp_path / package).mkdir()
     assert web.with_scripts("<p>$5</p>", "page/") == "<p>$5</p>"
     diagram = web.with_scripts(f"{web.DIAGRAM}<code>a</code></pre>", "page/")
-    assert re.findall(r'src="([^"]*)"', diagram) == ["../assets/npm/mermaid/mermaid.min.js"]
+    assert re.findall(r'src="([^"]*)"', diagram) == [
+        "../assets/npm/mermaid/mermaid.min.js",
+        "../assets/diagrams.js",
+    ]
     formula = web.with_scripts(f"<span {web.FORMULA}>x</span>", "zh/page/")
     assert re.findall(r'(?:src|href)="([^"]*)"', formula) == [
         "../../assets/npm/katex/katex.min.css",
