@@ -20,7 +20,7 @@ $(shell test -x $(BIN)/python || rm -rf $(STAMPS))
 # 20 tokens/s on the reference tier, and 33 if they soon go to sleep; 50 instead of 55 on a quiet machine.
 DEMO_THREADS := OPENBLAS_THREAD_TIMEOUT=4
 
-.PHONY: help demo serve app app-shots records records-serve test test-long test-mutants kernels-report test-races lint format model docs loc setup clean distclean
+.PHONY: help demo serve app app-shots app-recordings records records-serve test test-long test-mutants kernels-report test-races lint format model docs docs-test loc setup clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ app: setup $(STAMPS)/app ## show every block and every step of real runs in the 
 app-shots: setup $(STAMPS)/app $(STAMPS)/dev ## write a picture of each lesson of the app to build/app-shots
 	@tools/setup.sh browser && $(BIN)/python tools/app_shots.py build/app-shots
 
+app-recordings: setup $(STAMPS)/app $(STAMPS)/dev ## play lessons of the app into the looping pictures of the tutorial (a minute)
+	@tools/setup.sh browser && $(BIN)/python tools/app_recordings.py
+
 RECORDED := roofline throughput latency seqs blocksize prefix startup
 
 records: setup $(STAMPS)/dev model ## on a quiet machine: measure everything anew for docs/performance.md
@@ -52,7 +55,7 @@ records-serve: setup $(STAMPS)/dev model ## the same for a server under load, wi
 	  $(BIN)/twinfer bench serve $(SERVED) --request-rate 0.25 0.5 1 2 4 --num-prompts 32 --save $$to-serve && \
 	  cp $$to-serve.png docs/images/serve.png
 
-test: setup $(STAMPS)/app $(STAMPS)/dev $(STAMPS)/nvcc model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
+test: setup $(STAMPS)/app $(STAMPS)/dev $(STAMPS)/web $(STAMPS)/nvcc model ## ruff, mypy and all test suites; SUITES="spec kernels" runs only those
 	@tools/setup.sh browser
 	@$(BIN)/python tools/run_tests.py $(SUITES)
 
@@ -80,8 +83,12 @@ format: $(STAMPS)/dev ## let ruff rewrite the Python files
 model: setup ## fetch the embedded model (93 MB) into the user's cache folder and check it
 	@$(BIN)/python -m reference.frontend.model_store
 
-docs: setup $(STAMPS)/dev model ## build the tutorial site into site/ and serve it on loopback
+docs: setup $(STAMPS)/dev $(STAMPS)/web model ## build the tutorial site into site/ and serve it on loopback
 	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+docs-test: setup $(STAMPS)/dev $(STAMPS)/web model ## the tutorial alone: strict build, snippets, exercises (solutions pass, stubs fail)
+	@tools/setup.sh browser
+	@$(BIN)/python tools/run_tests.py docs
 
 loc: $(STAMPS)/dependencies ## lines of code against the budgets
 	@$(BIN)/python tools/loc.py
@@ -110,6 +117,9 @@ $(STAMPS)/app: $(STAMPS)/dependencies
 
 $(STAMPS)/dev: $(STAMPS)/dependencies
 	@tools/setup.sh dev
+
+$(STAMPS)/web: tools/web_packages.py | $(STAMPS)/dependencies
+	@tools/setup.sh web
 
 $(STAMPS)/nvcc: pyproject.toml constraints.txt tools/cuda_toolkit.py | $(STAMPS)/dependencies
 	@tools/setup.sh nvcc

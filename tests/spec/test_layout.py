@@ -184,7 +184,9 @@ def run_python(code: str) -> str:
 
 def test_importing_reference_loads_no_torch_and_using_its_scheduler_loads_no_numpy() -> None:
     run_python("import reference, sys; assert 'torch' not in sys.modules")
-    run_python("import reference.scheduler, sys; assert 'numpy' not in sys.modules")
+    run_python(
+        "import reference.scheduler, reference.frontend.engine_core, sys; assert 'numpy' not in sys.modules"
+    )
     run_python("from reference import LLM; import sys; assert 'torch' not in sys.modules")
 
 
