@@ -219,6 +219,22 @@ void linear(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::h
   launch(cpu::linear, {rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]}, tokens_of(args), threads);
 }
 
+void linear_silu_and_mul(py::handle out, py::handle x, const cpu::PackedMatrix& weight, py::handle bias, int threads) {
+  Arguments args;
+  args.define("C", weight.in_features());
+  args.define("2F", weight.out_features());
+  args.define("F", weight.out_features() / 2);
+  if (!cpu::has_equal_halves(weight)) {
+    reject("weight: expected two parts of equal size, the gate's rows and those of up, packed as parts of their own.");
+  }
+  const TensorView in = args.tensor("x", x, kFloat32, kRows, {"T", "C"});
+  const TensorView o = args.tensor("out", out, kFloat32, kRows, {"T", "F"});
+  const float* b = nullptr;
+  if (!bias.is_none()) b = args.tensor("bias", bias, kFloat32, kContiguous, {"2F"}).data<const float>();
+  launch(cpu::linear_silu_and_mul, {rows_of<float>(o), rows_of<const float>(in), &weight, b, args["T"]},
+         tokens_of(args), threads);
+}
+
 void linear_argmax(py::handle out, py::handle x, const cpu::PackedMatrix& weight, int threads) {
   Arguments args;
   args.define("C", weight.in_features());
@@ -487,6 +503,8 @@ PYBIND11_MODULE(_cpu, m) {
       .def_property_readonly("out_features", &twinfer::cpu::PackedMatrix::out_features)
       .def_property_readonly("num_bytes", &twinfer::cpu::PackedMatrix::num_bytes);
   m.def("linear", &twinfer::linear, arg("out"), arg("x"), arg("weight"), arg("bias").none(true), arg("threads"));
+  m.def("linear_silu_and_mul", &twinfer::linear_silu_and_mul, arg("out"), arg("x"), arg("weight"),
+        arg("bias").none(true), arg("threads"));
   m.def("linear_argmax", &twinfer::linear_argmax, arg("out"), arg("x"), arg("weight"), arg("threads"));
   m.def("embedding", &twinfer::embedding, arg("out"), arg("ids"), arg("weight"), arg("threads"));
   m.def("position_embedding", &twinfer::position_embedding, arg("out"), arg("positions"), arg("table"), arg("threads"));

@@ -89,6 +89,13 @@ class DeviceKernels:
         else:
             torch.addmm(bias, x, weight.numbers.t(), out=out)
 
+    def linear_silu_and_mul(
+        self, out: torch.Tensor, x: torch.Tensor, weight: DeviceMatrix, bias: torch.Tensor | None = None
+    ) -> None:
+        gate_up = self.empty(len(x), weight.out_features)  # [T, 2F]
+        self.linear(gate_up, x, weight, bias)
+        self.ladder.silu_and_mul(out, gate_up)
+
     def embedding(self, out: torch.Tensor, ids: torch.Tensor, weight: DeviceMatrix) -> None:
         torch.index_select(weight.numbers, 0, ids, out=out)
 

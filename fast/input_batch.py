@@ -37,7 +37,7 @@ from reference.contracts.schedule import (
 
 def _ragged_arange(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The ranges [starts[i], starts[i] + counts[i]), one after the other: int64 [sum of counts]."""
-    ends = np.cumsum(counts)
+    ends = counts.cumsum()
     ragged: np.ndarray = np.arange(counts.sum()) + np.repeat(starts - ends + counts, counts)
     return ragged
 

@@ -212,6 +212,10 @@ def parameter(tensor: torch.Tensor) -> torch.Tensor:
 class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Torch computes when it is called and not when a plan is replayed; it may only say how memory is to be seen."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it torch would import its compiler first: a second before the first token
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -469,6 +473,26 @@ def linear(
         ValueError: a bad tensor.
     """
     _cpu.linear(out, x, weight, bias, torch.get_num_threads())
+
+
+@_on_device
+def linear_silu_and_mul(
+    out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None
+) -> None:
+    """out = silu(gate) * up, where gate and up are the halves of x W^T + bias; neither of them is written.
+
+    Args:
+        out: [T, F], rows, written; not `x`.
+        x: [T, C], rows.
+        weight: [2F, C], packed of two parts of equal size: the rows of the gate, then those of up.
+        bias: [2F].
+
+    Raises:
+        ValueError: a bad tensor, or a weight that is not two equal parts.
+
+    The numbers are those of `linear` followed by `silu_and_mul`.
+    """
+    _cpu.linear_silu_and_mul(out, x, weight, bias, torch.get_num_threads())
 
 
 def linear_argmax(out: torch.Tensor, x: torch.Tensor, weight: PackedMatrix) -> None:

@@ -14,9 +14,11 @@ What differs:
   it is in the cache. Heads are normalised in place, in slices of the fused projection.
 - `LayerNorm` does the same with mean and variance.
 - `RotaryEmbedding` turns query and key in place, in slices of the fused projection.
-- `silu_and_mul` reads both halves and writes the product in one pass, with a vectorised exponential; so does
-  `gelu`, whose tanh is written as one. On two Zen 5 cores, us a call for [T, 3072], next to torch, whose gelu
-  also gives a row other bits in another batch when its width is no multiple of the vector:
+- `swiglu` takes the silu of a tile of the gate and multiplies by the same tile of up while both are in the cache:
+  neither projection is ever written.
+- `gelu` has a vectorised exponential, as which its tanh is written. On two Zen 5 cores, us a call for [T, 3072],
+  next to torch, whose gelu also gives a row other bits in another batch when its width is no multiple of the
+  vector:
 
         T                 1     8    32   512
         torch gelu      4.5    30   120   905
@@ -131,11 +133,17 @@ class RotaryEmbedding:
         return query, key
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of a row that holds both, gate first: [T, 2F] -> [T, F]. silu(x) = x / (1 + e^-x)."""
-    num_tokens, width = gate_up.shape
-    activated = kernels.empty(num_tokens, width // 2)  # [T, F]
-    kernels.silu_and_mul(activated, gate_up)
+def swiglu(x: torch.Tensor, gate_up_proj: Linear) -> torch.Tensor:
+    """silu(gate) * up, where silu(x) = x / (1 + e^-x): [T, C] -> [T, F].
+
+    Args:
+        x: [T, C].
+        gate_up_proj: the projections to gate and up as one, [2F, C], packed of these two parts.
+
+    Source: Shazeer, "GLU Variants Improve Transformer" (2020).
+    """
+    activated = kernels.empty(len(x), gate_up_proj.weight.out_features // 2)  # [T, F]
+    kernels.linear_silu_and_mul(activated, x, gate_up_proj.weight, gate_up_proj.bias)
     return activated
 
 

@@ -5,7 +5,7 @@ What differs:
 - Draws are arrays and not objects, and their sampling parameters are gathered from the persistent rows. Only when a
   request has a penalty or a grammar are the draws looked at one by one.
 - The model is recorded and replayed in one call: `fast/cpu_forward.py` on the CPU, `fast/device_forward.py` on a GPU.
-- On the CPU a step of greedy requests alone takes the largest logit where the head computes it: no logits are written.
+- On the CPU a greedy row takes the largest logit where the head computes it: only the other rows have logits written.
 - A step that samples nothing, such as a lone prefill chunk, skips the head.
 - The sampler works in place on the logits: they are copied only if somebody still asks for what the model said.
 
@@ -57,6 +57,31 @@ class _Draws:
     num_drafts: np.ndarray  # int64 [M], drafts that the draw takes for output
     sequences: np.ndarray  # int64 [M], index among the n sequences of a request
     drafts: Mapping[str, tuple[int, ...]]  # of a request
+
+    def those(self, chosen: np.ndarray) -> _Draws:
+        """The draws where `chosen`, bool [M], is true; `counts` stay those of all."""
+        parts = (self.rows, self.requests, self.num_drafts, self.sequences)
+        rows, requests, num_drafts, sequences = (part[chosen] for part in parts)
+        return _Draws(self.counts, rows, requests, num_drafts, sequences, self.drafts)
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """What a step drew, and the logits that were written."""
+
+    token_ids: list[int]  # [M]
+    rows: np.ndarray  # int64 [W], ascending: the rows that have logits
+    logits: torch.Tensor  # float32 [W, V], as the model said
+
+    def logits_of(self, row: int, count: int) -> np.ndarray:
+        """float32 [count, V], of rows that have logits, from `row` on."""
+        at = int(np.searchsorted(self.rows, row))
+        return self.logits[at : at + count].cpu().numpy()
+
+
+def _rows_of(hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Distinct ascending rows of [R, C]."""
+    return hidden if len(rows) == len(hidden) else hidden.index_select(0, torch.from_numpy(rows))
 
 
 def _accepted_token_ids(draft_token_ids: Sequence[int], drawn_token_ids: Sequence[int]) -> list[int]:
@@ -131,33 +156,58 @@ class ModelRunner:
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
                 return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
-            token_ids, raw = self._sample(hidden.index_select(0, step.logits_rows), draws, schedule)
-        output = self._make_output(draws, token_ids, raw)
+            sampled = self._sample(hidden.index_select(0, step.logits_rows), draws, schedule)
+        output = self._make_output(draws, sampled)
         self.batch.newest = output.sampled_token_ids
         output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
         if self.speculator is None:
             return output
         return replace(output, draft_token_ids=self._propose_drafts(schedule, output.sampled_token_ids))
 
-    def _sample(
-        self, hidden: torch.Tensor, draws: _Draws, schedule: SchedulerOutput
-    ) -> tuple[list[int], torch.Tensor]:
-        """Hidden [R, C] -> one token a draw, and the logits [R, V] that were asked for: none where R becomes 0."""
+    def _sample(self, hidden: torch.Tensor, draws: _Draws, schedule: SchedulerOutput) -> _Sampled:
+        """One token a draw, from the hidden states [R, C]."""
+        is_argmax = self._is_argmax(draws, schedule)  # [M]
+        if not is_argmax.any():
+            return self._sample_logits(np.arange(len(hidden)), hidden, draws, schedule)
+        token_ids = np.empty(len(is_argmax), dtype=np.int64)  # [M]
+        rows, places = np.unique(draws.rows[is_argmax], return_inverse=True)
+        largest = torch.empty(len(rows), dtype=torch.int64)
+        kernels.linear_argmax(largest, _rows_of(hidden, rows), self.model.lm_head.weight)
+        token_ids[is_argmax] = largest.numpy()[places]
+        if is_argmax.all():
+            return _Sampled(token_ids.tolist(), np.empty(0, np.int64), hidden.new_empty(0, 0))
+        others = draws.those(~is_argmax)
+        rows = np.unique(others.rows)
+        sampled = self._sample_logits(rows, _rows_of(hidden, rows), others, schedule)
+        token_ids[~is_argmax] = sampled.token_ids
+        return replace(sampled, token_ids=token_ids.tolist())
+
+    def _is_argmax(self, draws: _Draws, schedule: SchedulerOutput) -> np.ndarray:
+        """bool [M]: draws of the largest logit, when nobody changes the logits first or asks for them."""
+        batch = self.batch
+        if self.device is not None or self.config.keep_logits:
+            return np.zeros(len(draws.rows), dtype=bool)
+        is_greedy: np.ndarray = batch.temperature[draws.requests] < GREEDY_TEMPERATURE
+        readers = {*batch.processed, *batch.num_logprobs, *schedule.grammar_bitmasks}
+        if readers:
+            is_greedy &= ~np.isin(draws.requests, [batch.row_of[request_id] for request_id in readers])
+        return is_greedy
+
+    def _sample_logits(
+        self, rows: np.ndarray, hidden: torch.Tensor, draws: _Draws, schedule: SchedulerOutput
+    ) -> _Sampled:
+        """Draws from the logits of `rows`, int64 [W], whose hidden states are [W, C]."""
         metadata = self._sampling_metadata(draws, schedule)
         needs_raw = self.config.keep_logits or self.batch.num_logprobs
         changes = metadata.processed_rows or metadata.bitmasks
-        is_greedy = not bool((metadata.temperature >= GREEDY_TEMPERATURE).any())
-        if self.device is None and is_greedy and not (needs_raw or changes):
-            largest = torch.empty(len(hidden), dtype=torch.int64)  # [R]
-            kernels.linear_argmax(largest, hidden, self.model.lm_head.weight)
-            return largest.numpy()[draws.rows].tolist(), hidden.new_empty(0, 0)
-        logits = self._logits(hidden)  # [R, V]
-        is_one_each = len(draws.rows) == len(logits)
-        rows = kernels.place(torch.from_numpy(draws.rows))  # [M]
-        drawn = logits if is_one_each else logits.index_select(0, rows)  # [M, V]
+        logits = self._logits(hidden)  # [W, V]
+        places = np.searchsorted(rows, draws.rows)  # [M], of the draws' rows among these
+        is_one_each = len(places) == len(logits)
+        # [M, V]
+        drawn = logits if is_one_each else logits.index_select(0, kernels.place(torch.from_numpy(places)))
         # The sampler works in place on the rows it processes, and what is handed out is the model's.
         raw = logits.clone() if drawn is logits and changes and needs_raw else logits
-        return self.sampler(drawn, metadata), raw
+        return _Sampled(self.sampler(drawn, metadata), rows, raw)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, C] -> [R, V], float32 whatever the model computes in: sampling needs the digits."""
@@ -180,7 +230,7 @@ class ModelRunner:
         is_first = batch.token_ids.lengths[rows] == batch.num_prompt_tokens[rows]  # [Q]
         counts = np.where(is_first, batch.num_sequences[rows], 1 + num_drafts)  # [Q]
         first_rows = np.cumsum(1 + num_drafts) - 1 - num_drafts  # [Q]
-        first_draws = np.cumsum(counts) - counts  # [Q]
+        first_draws = counts.cumsum() - counts  # [Q]
         indices = np.arange(counts.sum()) - np.repeat(first_draws, counts)  # [M], among those of the request
         is_sibling = np.repeat(is_first, counts)  # [M], or the first of them
         num_taken = np.where(is_sibling, 0, indices)  # [M]
@@ -260,8 +310,8 @@ class ModelRunner:
             if name in batch.processed
         }
 
-    def _make_output(self, draws: _Draws, token_ids: list[int], logits: torch.Tensor) -> ModelRunnerOutput:
-        first_draws = np.cumsum(draws.counts) - draws.counts  # [Q]
+    def _make_output(self, draws: _Draws, step: _Sampled) -> ModelRunnerOutput:
+        first_draws = draws.counts.cumsum() - draws.counts  # [Q]
         request_ids = [self.batch.req_ids[row] for row in draws.requests[first_draws].tolist()]
         sampled: dict[str, list[int]] = {}
         siblings: dict[str, list[int]] = {}
@@ -271,7 +321,7 @@ class ModelRunner:
         first_rows = draws.rows[first_draws].tolist()  # [Q]
         start = 0
         for request_id, count, row in zip(request_ids, draws.counts.tolist(), first_rows, strict=True):
-            drawn = token_ids[start : start + count]
+            drawn = step.token_ids[start : start + count]
             is_birth = bool(draws.sequences[start + count - 1])  # of n > 1 sequences
             accepted = drawn[:1]
             if count > 1 and not is_birth:
@@ -286,7 +336,7 @@ class ModelRunner:
             num_logprobs = self.batch.num_logprobs.get(request_id)
             if not self.config.keep_logits and num_logprobs is None:
                 continue
-            values = logits[row : row + len(accepted)].cpu().numpy()  # [sampled tokens, V]
+            values = step.logits_of(row, len(accepted))  # [sampled tokens, V]
             kept[request_id] = values
             if num_logprobs is not None:
                 for sequence, ids in enumerate([accepted, *([token] for token in drawn[1:] if is_birth)]):

@@ -115,9 +115,16 @@ def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)  # [T, H, D]
 
 
-def silu_and_mul(gate_up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up of a row that holds both, gate first: [T, 2F] -> [T, F]. silu(x) = x / (1 + e^-x)."""
-    gate, up = np.split(gate_up, 2, axis=-1)  # each [T, F]
+def swiglu(x: np.ndarray, gate_up_proj: tuple[Linear, Linear]) -> np.ndarray:
+    """silu(gate) * up, where silu(x) = x / (1 + e^-x): [T, C] -> [T, F].
+
+    Args:
+        x: [T, C].
+        gate_up_proj: the projections to gate and up, each [F, C].
+
+    Source: Shazeer, "GLU Variants Improve Transformer" (2020).
+    """
+    gate, up = (proj(x) for proj in gate_up_proj)  # each [T, F]
     with np.errstate(over="ignore"):  # e^-x is inf below -88, and x / inf = -0 is the right limit
         activated: np.ndarray = gate / (1 + np.exp(-gate)) * up  # [T, F]
     return activated

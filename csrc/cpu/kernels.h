@@ -73,6 +73,19 @@ struct Linear {
 };
 void linear(const Linear& args, Isa isa, int threads);
 
+// out = silu(x Wg^T + bg) * (x Wu^T + bu), where Wg and Wu are the halves of the weight, each of whole tiles.
+struct LinearSiluAndMul {
+  Rows<float> out;                // [T, F]
+  Rows<const float> x;            // [T, C]
+  const PackedMatrix* weight;     // [2F, C]
+  const float* bias;              // [2F], may be null
+  int64_t num_tokens;             // T
+};
+void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads);
+
+// Whether the second half of a matrix begins a tile of its own.
+bool has_equal_halves(const PackedMatrix& weight);
+
 struct LinearArgmax {
   int64_t* out;                   // [T], the column of the largest output, -1 for a row with a NaN
   Rows<const float> x;            // [T, C]

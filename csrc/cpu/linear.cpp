@@ -30,34 +30,57 @@ namespace {
 constexpr int64_t kMinChunkBytes = 96 * 1024;
 constexpr int64_t kMinChunkRows = 48;  // below this, decoding the weights again for each chunk of rows would show
 
-struct ChunkPlan {
-  const PackedMatrix* weight;
-  int64_t num_rows;
-  int64_t rows_per_chunk, tiles_per_chunk;
+// How a product is cut up: tiles [0, num_tiles) times all rows. It decides who computes what, never what is computed.
+class ChunkPlan {
+ public:
+  ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
+      : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles) {
+    const int64_t work = num_rows_ * weight_->out_features() * weight_->in_features() / 2;
+    threads = worth_a_team(num_tiles_ * num_rows_, work, threads) ? threads : 1;
+    const int64_t tile_bytes = static_cast<int64_t>(weight_->num_bytes()) / num_tiles_;
+    const int64_t most = std::max<int64_t>(1, num_tiles_ / (2 * threads));
+    tiles_per_chunk_ = std::clamp<int64_t>(kMinChunkBytes / (tile_bytes * num_rows_), 1, most);
+    while (threads > 1 && num_whole() < 4 * threads && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
+    // Where the last round has not a chunk for each thread, its chunks are cut once more, by their rows.
+    last_round_ = threads > 1 && rows_of_last_chunks() > 1 ? num_whole() % threads : 0;
+    if (last_round_ > 0) pieces_ = std::min<int64_t>((threads + last_round_ - 1) / last_round_, rows_of_last_chunks());
+  }
 
-  int64_t num_tiles() const { return static_cast<int64_t>(weight->tiles().size()); }
-  int64_t tile_chunks() const { return (num_tiles() + tiles_per_chunk - 1) / tiles_per_chunk; }
-  int64_t num_chunks() const { return tile_chunks() * ((num_rows + rows_per_chunk - 1) / rows_per_chunk); }
+  int64_t tile_chunks() const { return (num_tiles_ + tiles_per_chunk_ - 1) / tiles_per_chunk_; }
+  int64_t num_chunks() const { return num_whole() + last_round_ * (pieces_ - 1); }
+
+  // Which of the tile_chunks() a chunk belongs to.
+  int64_t column_of(const LinearChunk& chunk) const { return chunk.first_tile / tiles_per_chunk_; }
+
+  LinearChunk operator[](int64_t index) const {
+    const int64_t uncut = num_whole() - last_round_;
+    if (index < uncut) return whole(index);
+    LinearChunk piece = whole(uncut + (index - uncut) / pieces_);
+    const int64_t i = (index - uncut) % pieces_, begin = piece.num_rows * i / pieces_;
+    piece.num_rows = static_cast<int>(piece.num_rows * (i + 1) / pieces_ - begin);
+    piece.first_row += begin;
+    return piece;
+  }
+
+ private:
+  int64_t row_chunks() const { return (num_rows_ + rows_per_chunk_ - 1) / rows_per_chunk_; }
+  int64_t num_whole() const { return tile_chunks() * row_chunks(); }
+  int64_t rows_of_last_chunks() const { return num_rows_ - (row_chunks() - 1) * rows_per_chunk_; }
 
   // Chunks of the same rows follow each other: their part of x stays in the cache.
-  LinearChunk operator[](int64_t index) const {
-    const int64_t tile = index % tile_chunks() * tiles_per_chunk, row = index / tile_chunks() * rows_per_chunk;
-    return {weight->tiles().data() + tile, std::min(tiles_per_chunk, num_tiles() - tile), weight->in_features(), row,
-            static_cast<int>(std::min(rows_per_chunk, num_rows - row))};
+  LinearChunk whole(int64_t index) const {
+    const int64_t tile = index % tile_chunks() * tiles_per_chunk_, row = index / tile_chunks() * rows_per_chunk_;
+    return {weight_->tiles().data() + tile, tile, std::min(tiles_per_chunk_, num_tiles_ - tile), weight_->in_features(),
+            row, static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row))};
   }
+
+  const PackedMatrix* weight_;
+  int64_t num_rows_, num_tiles_;
+  int64_t rows_per_chunk_ = kMaxChunkRows, tiles_per_chunk_ = 1;
+  int64_t last_round_ = 0, pieces_ = 1;  // chunks that are cut by their rows, and into how many
 };
 
-ChunkPlan plan_chunks(const Linear& args, int threads) {
-  ChunkPlan plan{args.weight, args.num_tokens, kMaxChunkRows, 1};
-  const int64_t num_tiles = plan.num_tiles();
-  const int64_t tile_bytes = static_cast<int64_t>(args.weight->num_bytes()) / num_tiles;
-  const int64_t most = std::max<int64_t>(1, num_tiles / (2 * threads));
-  plan.tiles_per_chunk = std::clamp<int64_t>(kMinChunkBytes / (tile_bytes * args.num_tokens), 1, most);
-  while (threads > 1 && plan.num_chunks() < 4 * threads && plan.rows_per_chunk > kMinChunkRows) {
-    plan.rows_per_chunk /= 2;
-  }
-  return plan;
-}
+int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weight.tiles().size()); }
 
 int64_t work_of(const Linear& args) {
   return args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
@@ -69,21 +92,39 @@ int tile_columns(Isa isa) { return TWINFER_DISPATCH(isa, kTileColumns); }
 
 void linear(const Linear& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
-  const ChunkPlan plan = plan_chunks(args, threads);
+  const ChunkPlan plan(args, num_tiles(*args.weight), threads);
   const auto multiply = TWINFER_DISPATCH(isa, store_chunk);
   parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t chunk, int) { multiply(args, plan[chunk]); });
+}
+
+bool has_equal_halves(const PackedMatrix& weight) {
+  const std::vector<PackedTile>& tiles = weight.tiles();
+  return tiles.size() % 2 == 0 && 2 * tiles[tiles.size() / 2].first_column == weight.out_features();
+}
+
+void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads) {
+  if (args.num_tokens == 0) return;
+  const Linear product{args.out, args.x, args.weight, args.bias, args.num_tokens};
+  const ChunkPlan plan(product, num_tiles(*args.weight) / 2, threads);
+  const auto multiply = TWINFER_DISPATCH(isa, silu_and_mul_chunk);
+  parallel_for(plan.num_chunks(), work_of(product), threads, [&](int64_t index, int) {
+    const LinearChunk gate = plan[index];
+    LinearChunk up = gate;
+    up.tiles += num_tiles(*args.weight) / 2;
+    multiply(product, gate, up);
+  });
 }
 
 void linear_argmax(const LinearArgmax& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
   const Linear product{{nullptr, 0}, args.x, args.weight, nullptr, args.num_tokens};
-  const ChunkPlan plan = plan_chunks(product, threads);
+  const ChunkPlan plan(product, num_tiles(*args.weight), threads);
   const auto argmax = TWINFER_DISPATCH(isa, argmax_chunk);
   // [tile chunks, T]: chunks of other columns of a row may be computed at the same time
   std::vector<RowMax> best(static_cast<size_t>(plan.tile_chunks() * args.num_tokens));
   parallel_for(plan.num_chunks(), work_of(product), threads, [&](int64_t index, int) {
     const LinearChunk chunk = plan[index];
-    argmax(product, chunk, best.data() + index % plan.tile_chunks() * args.num_tokens + chunk.first_row);
+    argmax(product, chunk, best.data() + plan.column_of(chunk) * args.num_tokens + chunk.first_row);
   });
   for (int64_t t = 0; t < args.num_tokens; ++t) {
     RowMax row = best[static_cast<size_t>(t)];

@@ -15,7 +15,7 @@ constexpr int kPanelDepth = 256;       // inputs decoded at a time, a multiple o
 // A part of the product: some tiles for some rows of x.
 struct LinearChunk {
   const PackedTile* tiles;
-  int64_t num_tiles;
+  int64_t first_tile, num_tiles;
   int64_t depth;                  // C
   int64_t first_row;
   int num_rows;                   // at most kMaxChunkRows

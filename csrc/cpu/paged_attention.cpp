@@ -178,8 +178,10 @@ void paged_attention(const PagedAttention& args, Isa isa, int threads) {
   const auto attend = args.head_dim == 64    ? TWINFER_DISPATCH(isa, attend<64>)
                       : args.head_dim == 128 ? TWINFER_DISPATCH(isa, attend<128>)
                                              : TWINFER_DISPATCH(isa, attend<0>);
-  parallel_for(num_jobs, plan.work, threads, [&](int64_t job, int thread) {
-    attend(args, plan.jobs[static_cast<size_t>(job)],
+  parallel_for(num_jobs, plan.work, threads, [&](int64_t index, int thread) {
+    const AttentionJob* job = &plan.jobs[static_cast<size_t>(index)];
+    const auto ahead = static_cast<int64_t>(team);  // jobs are handed out in turn
+    attend(args, *job, index + ahead < num_jobs ? job + ahead : nullptr,
            layout.scratch_at(memory + layout.scratch_floats() * static_cast<size_t>(thread)));
   });
   const auto merge = TWINFER_DISPATCH(isa, merge_parts);

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from fast.attention import AttentionMetadata, paged_attention, write_kv_cache
-from fast.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
+from fast.layers import Linear, RMSNorm, RotaryEmbedding, swiglu
 from fast.models.weights import embedding, packed_matrix, parameter
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
@@ -87,7 +87,8 @@ class LlamaMLP:
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, C] -> [T, C]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        activated = swiglu(hidden, self.gate_up_proj)  # [T, F]
+        return self.down_proj(activated)
 
 
 class LlamaDecoderLayer:

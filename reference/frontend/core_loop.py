@@ -17,7 +17,6 @@ from reference.contracts.protocols import Tier
 from reference.contracts.request import RequestStatus
 from reference.contracts.schedule import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from reference.frontend.async_core import make_engine_core
-from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.core_messages import (
     AbortRequests,
     AddRequest,
@@ -35,7 +34,7 @@ from reference.frontend.engine_args import EngineArgs
 from reference.frontend.engine_core import EngineCore
 from reference.frontend.logger import logger
 from reference.frontend.metrics import StatLogger
-from reference.frontend.model_store import resolve_model
+from reference.frontend.model_loader import load_model
 from reference.frontend.structured_output import GrammarCompiler
 from reference.frontend.tokenizer import load_tokenizer
 from reference.frontend.trace_file import StepEncoder
@@ -50,18 +49,12 @@ def build_engine_core(args: EngineArgs, tier: Tier) -> tuple[EngineCore, Path]:
     Raises:
         ValueError: the tier cannot run here, the model cannot be found or read, or the options contradict each other.
     """
-    reason = tier.why_unavailable()
-    if reason is not None:
-        raise ValueError(reason)
-    path = resolve_model(args.model)
-    checkpoint = load_checkpoint(path)
-    draft = None if args.draft_model is None else load_checkpoint(resolve_model(args.draft_model))
-    config = args.create_engine_config(
-        checkpoint.config, tier.default_device(), None if draft is None else draft.config
+    model = load_model(args, tier)
+    grammars = GrammarCompiler(model.config.model, load_tokenizer(model.path))
+    core = make_engine_core(
+        model.config, tier, model.checkpoint, draft_checkpoint=model.draft, grammars=grammars
     )
-    config = args.fit_to_device(config, tier, checkpoint)
-    grammars = GrammarCompiler(config.model, load_tokenizer(path))
-    return make_engine_core(config, tier, checkpoint, draft_checkpoint=draft, grammars=grammars), path
+    return core, model.path
 
 
 class EngineCoreLoop:

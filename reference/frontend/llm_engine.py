@@ -10,13 +10,12 @@ from reference.contracts.protocols import Checkpoint, EngineCoreClient, Tier
 from reference.contracts.request import child_request_id
 from reference.contracts.sampling_params import SamplingParams
 from reference.frontend.async_core import make_engine_core
-from reference.frontend.checkpoint import load_checkpoint
 from reference.frontend.engine_args import EngineArgs, describe
 from reference.frontend.engine_core import InprocClient, OnStep
 from reference.frontend.input_processor import InputProcessor, Prompt
 from reference.frontend.logger import configure_logging, logger
 from reference.frontend.metrics import StatLogger
-from reference.frontend.model_store import resolve_model
+from reference.frontend.model_loader import load_model
 from reference.frontend.output_processor import OutputProcessor
 from reference.frontend.outputs import RequestOutput
 from reference.frontend.structured_output import GrammarCompiler
@@ -69,18 +68,10 @@ class LLMEngine:
                 other.
         """
         configure_logging()
-        reason = tier.why_unavailable()
-        if reason is not None:
-            raise ValueError(reason)
-        path = resolve_model(args.model)
-        checkpoint = load_checkpoint(path)
-        draft = None if args.draft_model is None else load_checkpoint(resolve_model(args.draft_model))
-        config = args.create_engine_config(
-            checkpoint.config, tier.default_device(), None if draft is None else draft.config
-        )
-        config = args.fit_to_device(config, tier, checkpoint)
-        engine = cls(config, tier, checkpoint, load_tokenizer(path), on_step, draft)
-        logger.info("%s on the %s tier. %s", args.model, tier.name, describe(config))
+        model = load_model(args, tier)
+        tokenizer = load_tokenizer(model.path)
+        engine = cls(model.config, tier, model.checkpoint, tokenizer, on_step, model.draft)
+        logger.info("%s on the %s tier. %s", args.model, tier.name, describe(model.config))
         return engine
 
     def add_request(

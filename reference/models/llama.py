@@ -19,7 +19,7 @@ import numpy as np
 from reference.attention import AttentionMetadata, paged_attention, write_kv_cache
 from reference.contracts.config import ModelConfig
 from reference.contracts.protocols import Checkpoint
-from reference.layers import Linear, RMSNorm, RotaryEmbedding, silu_and_mul
+from reference.layers import Linear, RMSNorm, RotaryEmbedding, swiglu
 
 KVCache = tuple[np.ndarray, np.ndarray]  # K and V of one layer, each [N, B, Hkv, D]
 
@@ -82,8 +82,8 @@ class LlamaMLP:
 
     def forward(self, hidden: np.ndarray) -> np.ndarray:
         """[T, C] -> [T, C]."""
-        gate_up = np.concatenate([self.gate_proj(hidden), self.up_proj(hidden)], axis=-1)  # [T, 2F]
-        return self.down_proj(silu_and_mul(gate_up))  # [T, C]
+        activated = swiglu(hidden, (self.gate_proj, self.up_proj))  # [T, F]
+        return self.down_proj(activated)  # [T, C]
 
 
 class LlamaDecoderLayer:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fast.model_runner import ModelRunner as FastModelRunner
 from reference.contracts.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, cdiv
@@ -21,7 +23,7 @@ from reference.contracts.schedule import (
     SchedulerOutput,
 )
 from reference.model_runner import ModelRunner as ReferenceModelRunner
-from tests.tiny_models import random_llama_weights
+from tests.tiny_models import make_tiny_llama, random_llama_weights
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -113,16 +115,23 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(2, MODEL.vocab_size, length)]
 
 
+def ids_of(output: ModelRunnerOutput) -> dict[str, list[list[int]]]:
+    """The tokens whose probabilities are told, most probable first."""
+    return {name: [[each.token_id for each in at] for at in told] for name, told in output.logprobs.items()}
+
+
 class Twins:
     """Both runners, fed alike and compared after every step.
 
     It remembers what the next delta of a request must say.
     """
 
-    def __init__(self, model: ModelConfig = MODEL, checkpoint: RandomCheckpoint | None = None) -> None:
-        checkpoint = checkpoint or RandomCheckpoint(model)
-        self.reference = ReferenceModelRunner(make_config(model), checkpoint)
-        self.fast = FastModelRunner(make_config(model), checkpoint)
+    def __init__(
+        self, model: ModelConfig = MODEL, checkpoint: RandomCheckpoint | None = None, **options: Any
+    ) -> None:
+        checkpoint, config = checkpoint or RandomCheckpoint(model), make_config(model, **options)
+        self.reference = ReferenceModelRunner(config, checkpoint)
+        self.fast = FastModelRunner(config, checkpoint)
         self.num_computed: dict[str, int] = {}
         self.unsent: dict[str, list[int]] = {}  # sampled, not yet part of a delta
         self.outputs: dict[str, list[int]] = {}
@@ -140,7 +149,9 @@ class Twins:
         schedule = make_schedule(*work, preempted=preempted, finished=finished)
         expected, actual = self.reference.execute(schedule), self.fast.execute(schedule)
         assert actual.sampled_token_ids == expected.sampled_token_ids
+        assert actual.sibling_token_ids == expected.sibling_token_ids
         assert actual.errors == expected.errors
+        assert ids_of(actual) == ids_of(expected)
         self._assert_logits_agree(actual.logits or {}, expected.logits or {})
         self._assert_caches_agree()
         for data, num_tokens in work:
@@ -454,6 +465,38 @@ def test_logits_are_handed_out_only_when_asked_for() -> None:
     assert [int(spoken.logits["a"].argmax())] == silent.sampled_token_ids["a"]
 
 
+def test_logits_are_written_only_of_rows_that_somebody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {
+        "greedy": GREEDY,
+        "drawn": SamplingParams(temperature=1.0),
+        "pressed": SamplingParams(temperature=0, repetition_penalty=1.4),
+        "told": SamplingParams(temperature=0, logprobs=3),
+        "three": SamplingParams(temperature=0, n=3),
+        "two": SamplingParams(temperature=1.0, n=2),
+    }
+    twins, written = Twins(keep_logits=False), []
+    logits_of = twins.fast._logits
+
+    def noting(hidden: torch.Tensor) -> torch.Tensor:
+        written.append(len(hidden))
+        return logits_of(hidden)
+
+    monkeypatch.setattr(twins.fast, "_logits", noting)
+    born = twins.step(
+        *(
+            new_request(name, prompt(5), [4 * i + j for j in range(1, 5)], params=params, seed=i)
+            for i, (name, params) in enumerate(kinds.items())
+        )
+    )
+    assert len(born.sibling_token_ids["three"]) == 2
+    assert born.logprobs.keys() == {"told"}
+    for _ in range(3):
+        twins.step(*map(twins.next, kinds))
+    assert written == [4] * 4  # of six rows: drawn, pressed, told, two
+    twins.step(*map(twins.next, ("greedy", "three")))
+    assert written == [4] * 4
+
+
 def test_an_unknown_device_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match="device: expected 'cuda', or 'simt'.*got 'tpu'"):
         FastModelRunner(make_config(device="tpu"), RandomCheckpoint(MODEL))
@@ -469,11 +512,14 @@ def test_an_unknown_architecture_is_refused_by_both_runners_in_the_same_sentence
     assert len(sentences) == 1
 
 
-def test_the_runner_imports_no_compiler_and_no_transformers() -> None:
-    # Each takes seconds, which every start of the program would pay.
-    code = """
-import sys, fast.model_runner
-print(sorted({"torch._dynamo", "torch._inductor", "transformers"} & sys.modules.keys()))
+def test_a_run_imports_no_compiler_and_no_transformers(tmp_path: Path) -> None:
+    # Each takes about a second, which every start of the program would pay.
+    folder = make_tiny_llama(tmp_path)
+    code = f"""
+import sys
+from fast import LLM, SamplingParams
+LLM(model={str(folder)!r}).generate("a b", SamplingParams(temperature=0.5, max_tokens=3), use_tqdm=False)
+print(sorted({{"torch._dynamo", "torch._inductor", "sympy", "transformers"}} & sys.modules.keys()))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

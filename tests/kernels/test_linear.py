@@ -203,6 +203,34 @@ def test_nan_and_infinite_numbers_stay_in_their_row() -> None:
     assert torch.equal(out[others], clean[others])
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*((kind, (330, 96)) for kind in TYPES), ("Q4_1", (64, 32)), ("F32", (3, 5))]
+)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gate_and_up_in_one_call_have_the_bits_of_the_product_and_its_activation(
+    kind: str, shape: tuple[int, int], with_bias: bool, use_threads: Callable[[int], None]
+) -> None:
+    """Of halves that end inside a tile too, and of two types."""
+    num_outputs, depth = shape
+    gate, up = stored_rows(kind, shape)[0], stored_rows("F32", shape, seed=1)[0]
+    matrix = kernels.pack([(kind, gate), ("F32", up)], depth)
+    bias = random(2 * num_outputs, seed=2) if with_bias else None
+    for threads in (1, 3):
+        use_threads(threads)
+        for num_tokens in (1, 2, 7, 24, 30, 193, 400):
+            x = random(num_tokens, depth, seed=3)
+            expected, out = poisoned(num_tokens, num_outputs), poisoned(num_tokens, num_outputs)
+            kernels.silu_and_mul(expected, product(x, matrix, bias))
+            kernels.linear_silu_and_mul(out, x, matrix, bias)
+            assert torch.equal(out, expected), (num_tokens, threads)
+
+
+def test_a_matrix_of_one_part_has_no_gate() -> None:
+    matrix, _ = packed("F32", (6, 4))
+    with pytest.raises(ValueError, match="weight: expected two parts of equal size"):
+        kernels.linear_silu_and_mul(poisoned(2, 3), random(2, 4, seed=0), matrix)
+
+
 def largest(x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
     out = torch.full((len(x),), -9)
     kernels.linear_argmax(out, x, weight)

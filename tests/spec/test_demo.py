@@ -80,7 +80,7 @@ def test_another_schedule_fails_the_demo_although_all_tokens_are_equal(
 def test_a_model_that_cannot_be_fetched_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("reference.frontend.llm_engine.resolve_model", _refuse)
+    monkeypatch.setattr("reference.frontend.model_loader.resolve_model", _refuse)
     assert main() == 2
     assert capsys.readouterr().err == "The model could not be fetched.\n"
 

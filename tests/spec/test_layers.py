@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from reference.contracts.config import RopeScaling
 from reference.contracts.rope import rope_frequencies
@@ -201,20 +202,37 @@ def test_the_score_of_a_turned_query_and_key_depends_on_their_distance_alone(lay
     assert np.ptp(scores) < 64 * 2.5e-5
 
 
-# SiLU
+# SwiGLU
 
 
-def test_silu_and_mul_gates_the_second_half_by_silu_of_the_first(layers: TierLayers) -> None:
-    gate_up = normal(6, 2 * 96) * np.float32(4)
-    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+def gate_up_proj(
+    layers: TierLayers, gate: np.ndarray, up: np.ndarray, biases: np.ndarray | None = None
+) -> Any:
+    """Projections by two weights [F, C] as a tier's model holds them; biases are [2, F]."""
+    if layers.tier_name == "reference":
+        pair = zip((gate, up), (None, None) if biases is None else biases, strict=True)
+        return tuple(layers.module.Linear(weight, bias) for weight, bias in pair)
+    from fast import kernels
+
+    parts = [("F32", torch.from_numpy(weight).view(torch.uint8)) for weight in (gate, up)]
+    packed = kernels.pack(parts, gate.shape[1])
+    return layers.module.Linear(packed, None if biases is None else layers.array(biases.reshape(-1)))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6, 40])
+def test_swiglu_multiplies_up_by_the_silu_of_the_gate(layers: TierLayers, num_tokens: int) -> None:
+    x, weights, biases = normal(num_tokens, 64), normal(2, 96, 64, seed=1) / 4, normal(2, 96, seed=2)
+    gate, up = np.einsum("tc,hfc->htf", x.astype(np.float64), weights) + biases[:, None]
     oracle = gate / (1 + np.exp(-gate)) * up
-    # Four operations and an exponential of 2 ulp.
-    assert_close(layers.module.silu_and_mul(layers.array(gate_up)), oracle, 8 * EPSILON)
+    output = layers.module.swiglu(layers.array(x), gate_up_proj(layers, *weights, biases))
+    # Each projection as in the tests of Linear, then up times the other's error; silu's slope is below 1.1.
+    assert_close(output, oracle, 64 * EPSILON * 10 * 2 * float(np.abs(up).max()))
 
 
-def test_silu_of_extreme_gates_is_zero_or_the_gate_and_never_nan(layers: TierLayers) -> None:
-    gate_up = np.array([[-3e38, -1000.0, -90.0, 0.0, 90.0, 1000.0, 2, 2, 2, 2, 2, 2]], dtype=np.float32)
-    output = to_numpy(layers.module.silu_and_mul(layers.array(gate_up)))
+def test_swiglu_at_extreme_gates_is_zero_or_the_product_and_never_nan(layers: TierLayers) -> None:
+    gates = np.array([-3e38, -1000.0, -90.0, 0.0, 90.0, 1000.0], dtype=np.float32).reshape(-1, 1)  # [F, 1]
+    proj = gate_up_proj(layers, gates, np.full((6, 1), 2, np.float32))
+    output = to_numpy(layers.module.swiglu(layers.array(np.ones((1, 1), np.float32)), proj))
     assert np.abs(output[0, :3]).max() < 1e-30
     assert output[0, 3:].tolist() == [0.0, 180.0, 2000.0]
 
