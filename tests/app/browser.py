@@ -114,6 +114,10 @@ def open_view(
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     view = View(context.new_page())
     view.watch()
-    view.page.goto(f"{address.rstrip('/')}/?__theme={theme}")
-    view.page.wait_for_selector(".tw .pane", timeout=60_000)
+    go_to(view.page, address, theme)
     return view
+
+
+def go_to(page: Page, address: str, theme: str = "light") -> None:
+    page.goto(f"{address.rstrip('/')}/?__theme={theme}")
+    page.wait_for_selector(".tw .pane", timeout=60_000)
