@@ -76,6 +76,16 @@ class View:
         """The figure of each run."""
         return self.find(f'.fact[data-fact="{key}"] dd span:not(.to)')
 
+    def write(self, field: str, text: str) -> None:
+        """Into a field of the form. Gradio may set one that has just been opened to its first value once more."""
+        node = self.page.locator(field)
+        for _ in range(3):
+            node.fill(text)
+            self.page.wait_for_timeout(250)
+            if node.input_value() == text:
+                return
+        raise AssertionError(f"{field} does not keep {text!r}")
+
     def wait_for_status(self, text: str) -> None:
         self.page.wait_for_function(
             "text => document.querySelector('#status')?.textContent.includes(text)", arg=text, timeout=WAIT_MS
@@ -114,6 +124,10 @@ def open_view(
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     view = View(context.new_page())
     view.watch()
-    view.page.goto(f"{address.rstrip('/')}/?__theme={theme}")
-    view.page.wait_for_selector(".tw .pane", timeout=60_000)
+    go_to(view.page, address, theme)
     return view
+
+
+def go_to(page: Page, address: str, theme: str = "light") -> None:
+    page.goto(f"{address.rstrip('/')}/?__theme={theme}")
+    page.wait_for_selector(".tw .pane", timeout=60_000)

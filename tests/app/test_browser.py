@@ -199,7 +199,7 @@ def test_tier_against_tier_is_equal_step_for_step(view: View) -> None:
 
 def test_what_if_runs_the_same_requests_with_a_changed_option(view: View) -> None:
     view.page.locator("#details button").first.click()
-    view.page.locator("#changes textarea").fill("block_size = 8\nnum_blocks = 17")
+    view.write("#changes textarea", "block_size = 8\nnum_blocks = 17")
     view.page.locator("#run").click()
     view.page.wait_for_function(
         "() => document.querySelectorAll('.tw .name')[1]?.textContent.includes('16 blocks of 8')"
@@ -265,7 +265,7 @@ def test_the_form_of_what_if_works_by_keyboard_and_refuses_nonsense_with_a_sente
 )
 def test_a_wrong_option_is_answered_with_a_sentence(view: View, text: str, sentence: str) -> None:
     view.page.locator("#details button").first.click()
-    view.page.locator("#changes textarea").fill(text)
+    view.write("#changes textarea", text)
     view.page.locator("#run").click()
     view.wait_for_status(sentence)
     expect(view.page.locator("#status [role=alert]")).to_have_count(1)

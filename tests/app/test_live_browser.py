@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 def watch(view: View, url: str) -> None:
     view.page.locator("#details button").first.click()
-    view.page.locator("#watch-url input, #watch-url textarea").fill(url)
+    view.write("#watch-url input, #watch-url textarea", url)
     view.page.locator("#watch").click()
 
 
