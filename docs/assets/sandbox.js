@@ -60,7 +60,7 @@
         <p class="tw-say" aria-live="polite"></p><ul class="tw-why"></ul>
         <dl class="tw-queues"></dl>
         <div class="tw-pool"></div>
-        <div class="tw-scroll" tabindex="0" role="group" aria-label="Block tables"><table class="tw-tables"><thead><tr><th scope="col">block table of</th><th scope="col">now</th><th scope="col">computed</th><th scope="col">blocks, in the order of the text</th></tr></thead><tbody></tbody></table></div>
+        <div class="tw-scroll" tabindex="0" role="group" aria-label="Block tables"><table class="tw-tables"><thead><tr><th scope="col">table of</th><th scope="col">now</th><th scope="col">computed</th><th scope="col">blocks</th></tr></thead><tbody></tbody></table></div>
       </section>`;
     $('[data-preset]').addEventListener('change', (event) => { fill(event.target.value); if (desk) play(); });
     $('form').addEventListener('submit', (event) => { event.preventDefault(); play().then(() => $('.tw-play').focus()); });

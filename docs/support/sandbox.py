@@ -85,7 +85,7 @@ PRESETS: Mapping[str, dict[str, Any]] = {
             _ask("a", 15, 6, shared=12),
             _ask("b", 14, 6, shared=12, arrives=1),
             _ask("c", 17, 6, shared=12, arrives=2),
-            _ask("d", 13, 6, shared=12, arrives=9),
+            _ask("d", 13, 6, shared=12, arrives=8),
         ),
         blocks=20,
         budget=24,

@@ -53,7 +53,8 @@ def address(site: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: while Playwright is there, its event loop runs, and a snippet with `asyncio.run` cannot.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with open_browser() as opened:
         yield opened

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
-import http.server
 import io
 import re
 import subprocess
 import tarfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 from docs.support import web
-from tests.app.browser import open_browser
 from tests.docs.conftest import ROOT, on_the_site
 from tools import web_packages
 
@@ -131,23 +127,9 @@ def test_what_npm_says_is_passed_on(
     assert capsys.readouterr().err == "error: npm could not fetch mermaid@11.17.2: npm error network\n"
 
 
-@pytest.fixture
-def address(site: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
-    ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @on_the_site
 def test_diagrams_and_formulas_are_drawn_and_nothing_is_asked_of_another_machine(
-    site: Path, address: str
+    site: Path, address: str, browser: Browser
 ) -> None:
     texts = {
         path.parent.relative_to(site).as_posix(): path.read_text(encoding="utf-8")
@@ -155,22 +137,23 @@ def test_diagrams_and_formulas_are_drawn_and_nothing_is_asked_of_another_machine
     }
     drawn = {name: html for name, html in texts.items() if web.DIAGRAM in html or web.FORMULA in html}
     assert {"scheduler", "zh/scheduler", "zh/life-of-a-request", "sampling", "notation", "api"} <= set(drawn)
-    with open_browser() as browser:
-        page = browser.new_page()
-        elsewhere: list[str] = []
-        page.on(
-            "request", lambda request: elsewhere.extend([request.url] * (not request.url.startswith(address)))
-        )
-        page.on("pageerror", lambda error: elsewhere.append(str(error)))
-        for name, html in drawn.items():
-            page.goto(f"{address}/{name}/")
-            diagrams = page.locator("div.mermaid")
-            for number in range(html.count(web.DIAGRAM)):
-                diagrams.nth(number).wait_for(timeout=20_000)
-                box = diagrams.nth(number).bounding_box()
-                assert box is not None, name
-                assert box["height"] > 60, name
-            assert page.locator("pre.mermaid").count() == 0, name
-            assert page.locator(".arithmatex .katex").count() == html.count(web.FORMULA), name
-            assert page.locator(".katex-error").count() == 0, name
-        assert elsewhere == []
+    context = browser.new_context()
+    page = context.new_page()
+    elsewhere: list[str] = []
+    page.on(
+        "request", lambda request: elsewhere.extend([request.url] * (not request.url.startswith(address)))
+    )
+    page.on("pageerror", lambda error: elsewhere.append(str(error)))
+    for name, html in drawn.items():
+        page.goto(f"{address}/{name}/")
+        diagrams = page.locator("div.mermaid")
+        for number in range(html.count(web.DIAGRAM)):
+            diagrams.nth(number).wait_for(timeout=20_000)
+            box = diagrams.nth(number).bounding_box()
+            assert box is not None, name
+            assert box["height"] > 60, name
+        assert page.locator("pre.mermaid").count() == 0, name
+        assert page.locator(".arithmatex .katex").count() == html.count(web.FORMULA), name
+        assert page.locator(".katex-error").count() == 0, name
+    context.close()
+    assert elsewhere == []
