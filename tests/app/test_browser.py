@@ -380,7 +380,7 @@ def num_nodes(view: View) -> int:
 
 def test_what_is_drawn_is_bounded_by_the_window_and_not_by_the_trace(view: View, tmp_path: Path) -> None:
     drawn = []
-    for steps, requests in ((80, 60), (260, 60), (80, 120)):
+    for steps, requests in ((60, 60), (150, 60), (60, 120)):
         path = tmp_path / f"{steps}-{requests}.json"
         make_long_run(path, steps, requests)
         if not drawn:

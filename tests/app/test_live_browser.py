@@ -58,7 +58,7 @@ def test_the_steps_of_a_server_arrive_while_it_runs_until_somebody_cancels(view:
         expect(view.find('[data-queue="finished"] h5 b')).to_have_text("2")
         view.page.locator("#cancel").click()
         view.wait_for_status("Cancelled. Shown are the 1")
-        eventually(lambda: gc.collect() >= 0 and num_watch_threads() == 0, "the connection is closed")
+        eventually(lambda: gc.collect() >= 0 and num_watch_threads() == 0, "the connection is closed", 20)
 
 
 def test_a_page_that_is_closed_watches_no_longer(browser: Browser, address: str) -> None:
