@@ -110,7 +110,7 @@ PackedMatrix::PackedMatrix(const std::vector<Part>& parts, int64_t in_features, 
   struct Source {
     const Part* part;
     int64_t first_row;
-    size_t offset;
+    size_t bytes, offset;
   };
   std::vector<Source> sources;  // one for each tile
   for (const Part& part : parts) {
@@ -118,11 +118,18 @@ PackedMatrix::PackedMatrix(const std::vector<Part>& parts, int64_t in_features, 
     const int64_t tile_bytes = in_features / format.block_depth * format.block_bytes * tile_columns;
     for (int64_t row = 0; row < part.num_rows; row += tile_columns) {
       const auto columns = static_cast<int>(std::min<int64_t>(tile_columns, part.num_rows - row));
-      sources.push_back({&part, row, num_bytes_});
+      sources.push_back({&part, row, (static_cast<size_t>(tile_bytes) + 63) / 64 * 64, 0});
       tiles_.push_back({nullptr, part.type, columns, out_features_ + row});
-      num_bytes_ += (static_cast<size_t>(tile_bytes) + 63) / 64 * 64;
     }
     out_features_ += part.num_rows;
+  }
+  // Two equal parts are a gate and what it gates: tiles that are multiplied together stand side by side.
+  const size_t half = parts.size() == 2 && parts[0].num_rows == parts[1].num_rows ? sources.size() / 2 : sources.size();
+  for (size_t i = 0; i < half; ++i) {
+    for (size_t tile = i; tile < sources.size(); tile += half) {
+      sources[tile].offset = num_bytes_;
+      num_bytes_ += sources[tile].bytes;
+    }
   }
   memory_ = allocate_weights(num_bytes_);
   const auto work = static_cast<int64_t>(num_bytes_);
@@ -130,9 +137,7 @@ PackedMatrix::PackedMatrix(const std::vector<Part>& parts, int64_t in_features, 
     const Source& source = sources[static_cast<size_t>(index)];
     PackedTile& tile = tiles_[static_cast<size_t>(index)];
     uint8_t* packed = memory_.get() + source.offset;
-    const bool last = static_cast<size_t>(index) + 1 == sources.size();
-    const size_t end = last ? num_bytes_ : sources[static_cast<size_t>(index) + 1].offset;
-    if (tile.columns < tile_columns) std::memset(packed, 0, end - source.offset);
+    if (tile.columns < tile_columns) std::memset(packed, 0, source.bytes);
     pack_tile(*source.part, source.first_row, tile, in_features, tile_columns, packed);
     tile.data = packed;
   });
