@@ -11,12 +11,15 @@ _WORDS = {
     "en": {
         "step": "Step {n}: ", "sep": "; ", "end": ".", "and": ", ", "more": " and {n} more",
         "nothing": "nothing is computed", "cached": "{who} finds {n} tokens in the prefix cache",
+        "cached_one": "{who} finds 1 token in the prefix cache",
         "prefill": "{who} prefills {n} tokens", "prefill_many": "{who} prefill {n} tokens",
+        "prefill_one": "{who} prefills 1 token",
         "decode": "{who} decodes", "decode_many": "{who} decode",
-        "drafts": "{who} checks {n} drafts and keeps {ok}",
+        "drafts": "{who} checks {n} drafts and keeps {ok}", "drafts_one": "{who} checks 1 draft and keeps {ok}",
         "copy": "block {a} is copied to {b} before the write",
         "copies": "block {a} is copied to {b} before the writes",
         "out": "{n} blocks are swapped out", "in": "{n} blocks are swapped in",
+        "out_one": "1 block is swapped out", "in_one": "1 block is swapped in",
         "preempted": "{who} is preempted", "preempted_many": "{who} are preempted",
         "finished": "{who} is finished", "finished_many": "{who} are finished",
     },
@@ -37,21 +40,21 @@ def step_sentence(trace: StepTrace, label: Callable[[str], str], language: str) 
     """What one step did. `label` is the short name of a request."""
     words = _WORDS[language]
 
-    def tell(key: str, names: Iterable[str], **values: object) -> str:
+    def tell(key: str, names: Iterable[str] = (), **values: object) -> str:
         labels = [label(name) for name in names]
         who = words["and"].join(labels[:_SHOWN])
         if len(labels) > _SHOWN:
             who += words["more"].format(n=len(labels) - _SHOWN)
-        plural = f"{key}_many"
-        return words[plural if len(labels) > 1 and plural in words else key].format(who=who, **values)
+        form = f"{key}_many" if len(labels) > 1 else f"{key}_one" if values.get("n") == 1 else key
+        return words.get(form, words[key]).format(who=who, **values)
 
     parts = []
     if trace.preempted:
         parts.append(tell("preempted", trace.preempted))
     if trace.swap_outs:
-        parts.append(words["out"].format(n=len(trace.swap_outs)))
+        parts.append(tell("out", n=len(trace.swap_outs)))
     if trace.swap_ins:
-        parts.append(words["in"].format(n=len(trace.swap_ins)))
+        parts.append(tell("in", n=len(trace.swap_ins)))
     parts += [tell("cached", [name], n=n) for name, n in trace.num_cached_tokens.items() if n]
     targets: dict[int, list[str]] = {}
     for _, source, target in trace.block_copies:

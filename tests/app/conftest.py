@@ -1,4 +1,4 @@
-"""One browser, and one server of the page, for all tests that look at it."""
+"""One browser, and one server of the page, for all tests of a worker that look at it."""
 
 from __future__ import annotations
 

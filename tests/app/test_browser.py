@@ -20,7 +20,8 @@ from reference.frontend.workload import Workload, WorkloadRequest
 from tests.app.axe import serious
 from tests.app.browser import View, open_view
 
-pytestmark = pytest.mark.xdist_group("browser")  # one server and one browser for all of them
+# One server and one browser for all of them; another pair, in the other worker, for the kernel view and live servers.
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 def shown(value: float | int | None) -> str:

@@ -110,7 +110,7 @@ def test_without_the_extension_there_is_a_sentence_instead(monkeypatch: pytest.M
 
 # ---- in the browser ----
 
-browser_group = pytest.mark.xdist_group("browser")
+browser_group = pytest.mark.xdist_group("second-browser")
 
 
 def open_kernel(view: View) -> Page:

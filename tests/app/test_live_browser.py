@@ -19,7 +19,7 @@ from tests.app.browser import View, open_view
 from tests.app.test_live import generating, server_to_watch
 from tests.server.processes import eventually
 
-pytestmark = pytest.mark.xdist_group("browser")
+pytestmark = pytest.mark.xdist_group("second-browser")
 
 
 def watch(view: View, url: str) -> None:

@@ -303,3 +303,9 @@ def test_every_sentence_exists_in_both_languages() -> None:
     preempting = next(step for step in view["steps"] if "pre" in step)
     assert "C is preempted; 4 blocks are swapped out" in preempting["say"]["en"]
     assert preempting["pre"][0][1].startswith("preempted cleo: ann needed 1 block, 0 free")
+
+
+def test_one_token_is_not_one_tokens() -> None:
+    request = WorkloadRequest("a", prompt="word", params=SamplingParams(max_tokens=2))
+    view = make_view(record("x", Workload((request,), {"block_size": 2, "num_blocks": 9})))
+    assert view["steps"][0]["say"]["en"] == "Step 0: A prefills 1 token."

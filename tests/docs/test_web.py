@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from docs.support import web
-from tests.docs.conftest import ROOT, on_the_site
+from tests.docs.conftest import ROOT, later_on_the_site
 from tools import web_packages
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -127,7 +127,7 @@ def test_what_npm_says_is_passed_on(
     assert capsys.readouterr().err == "error: npm could not fetch mermaid@11.17.2: npm error network\n"
 
 
-@on_the_site
+@later_on_the_site
 def test_diagrams_and_formulas_are_drawn_and_nothing_is_asked_of_another_machine(
     site: Path, address: str, browser: Browser
 ) -> None:
