@@ -23,9 +23,13 @@ from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_models import make_tiny_llama
 
 FAKE = """
-import os, sys, time
+import os, sys, threading, time
 sys.path.insert(0, {children!r})
 from child import serve
+
+def spin():
+    while True:
+        pass
 
 class Fake:
     configuration = "made up"
@@ -40,6 +44,8 @@ class Fake:
             os._exit(3)
         if how == "hangs":
             time.sleep(60)
+        if how == "spins":
+            threading.Thread(target=spin, daemon=True).start()
         return [count - (how == "short") for ids, count in requests]
 
 serve(lambda model, threads: Fake(), "pytest")
@@ -86,6 +92,15 @@ def test_each_way_to_fail_is_one_sentence(script: Path, how: str, sentence: str)
         with pytest.raises(PeerError) as failure:
             process.run([([1, 2], 3), ([4], 5)])
     assert str(failure.value) == sentence
+
+
+def test_the_next_turn_waits_for_an_engine_that_goes_on_spinning(script: Path, tmp_path: Path) -> None:
+    with start(script, "well") as calm, start(script, "spins") as spinning:
+        for process in (calm, spinning):
+            process.load(tmp_path, 1)
+            process.run([([1, 2], 1)])
+        assert compare.settle([calm], patience=60)
+        assert not compare.settle([calm, spinning], patience=1.0)
 
 
 def test_a_program_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

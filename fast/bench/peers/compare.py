@@ -1,9 +1,9 @@
 """`twinfer bench peers`: other engines on the same workloads, turn by turn with this one in the same minutes.
 
 All engines stay loaded; a round gives each workload to one after the other, so that whatever else the machine does
-falls on all of them. Round 0 has the seeded tokens, later ones the same lengths in other tokens: a prefix cache starts
-cold every time. Every request generates exactly as many tokens as were asked for. An engine that cannot be installed,
-or fails, is a sentence below the table.
+falls on all of them. A turn begins when the engine before it no longer keeps a core busy. Round 0 has the seeded
+tokens, later ones the same lengths in other tokens: a prefix cache starts cold every time. Every request generates
+exactly as many tokens as were asked for. An engine that cannot be installed, or fails, is a sentence below the table.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,10 @@ from reference.frontend.model_store import resolve_model
 WORKLOADS = ("uniform", "mixed", "prefix")
 QUICK_SIZES = {"uniform": 1, "mixed": 8, "prefix": 4}
 NEIGHBOUR_ROUNDS = 3
+# An engine may go on spinning for seconds after its last answer (vLLM does): the next turn waits until all are calm.
+SETTLE_S = 15.0
+LOOK_S = 0.25
+CALM = 0.1  # of a core, all engines together
 
 
 @dataclass
@@ -151,6 +156,7 @@ def _round(entries: Sequence[Entry], workloads: Sequence[BenchWorkload], number:
             if entry.process is None:
                 continue
             _say(f"round {number}, {workload.name}, {entry.peer.name}")
+            settle([other.process for other in entries if other.process is not None])
             try:
                 seconds = entry.process.run((r.token_ids, r.max_tokens) for r in workload.requests)
             except PeerError as error:
@@ -158,6 +164,18 @@ def _round(entries: Sequence[Entry], workloads: Sequence[BenchWorkload], number:
             else:
                 rates: dict[str, list[float]] = getattr(entry, kind)
                 rates.setdefault(workload.name, []).append(workload.num_output_tokens / seconds)
+
+
+def settle(processes: Sequence[PeerProcess], patience: float = SETTLE_S) -> bool:
+    """Wait until these do next to nothing, at most `patience` seconds; whether they do."""
+    deadline = time.monotonic() + patience
+    used = sum(process.cpu_seconds() for process in processes)
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        before, used = used, sum(process.cpu_seconds() for process in processes)
+        if used - before < CALM * LOOK_S:
+            return True
+    return False
 
 
 def _say(text: str) -> None:

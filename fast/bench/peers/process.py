@@ -79,6 +79,10 @@ class PeerProcess:
         total = sum(map(_peak_of, _descendants(self._process.pid)))
         return total or None
 
+    def cpu_seconds(self) -> float:
+        """Seconds of processor time that it and its children have used; 0 where the system does not tell."""
+        return sum(map(_cpu_seconds_of, _descendants(self._process.pid)))
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
@@ -156,3 +160,12 @@ def _peak_of(pid: int) -> int:
         return 0
     peak = next((line for line in lines if line.startswith("VmHWM:")), "VmHWM: 0 kB")
     return int(peak.split()[1]) * 1024
+
+
+def _cpu_seconds_of(pid: int) -> float:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    user, system = stat.rpartition(")")[2].split()[11:13]  # the name, in parentheses, may contain anything
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -21,8 +21,10 @@ class OpenVino:
         self.pipeline = openvino_genai.ContinuousBatchingPipeline(
             model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
         )
+        precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").get_type_name()
         self.configuration = (
-            f"continuous batching, split fuse, prefix caching, {CACHE_GB} GB of cache, {threads} threads"
+            f"continuous batching, split fuse, prefix caching, {CACHE_GB} GB of cache, {threads} threads,"
+            f" computes in {precision}, its default here"
         )
 
     def run(self, requests: Requests) -> list[int]:
