@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LINT = ("ruff check .", "ruff format --check .", "mypy")
 # Cheap and fundamental suites first: when a spec fails, the differences between tiers only echo it.
 ORDER = ("spec", "kernels", "simt", "oracle", "differential", "property", "packaging")
-# The code on the pages of the tutorial is tested as well.
-EXTRA = {"docs": ("docs", "--markdown-docs")}
+# The code on the pages of the tutorial is tested as well. In the order of the files: what needs the built site twice
+# stands last, or both workers would wait for it first.
+EXTRA = {"docs": ("docs", "--markdown-docs", "--no-loadscope-reorder")}
 # Minutes of work that few changes can break: they run when they are named (`make test-races`).
 ON_REQUEST = {"races"}
 MAX_WORKERS = 4
