@@ -30,13 +30,16 @@ namespace {
 constexpr int64_t kMinChunkBytes = 96 * 1024;
 constexpr int64_t kMinChunkRows = 48;  // below this, decoding the weights again for each chunk of rows would show
 
+int64_t work_of(const Linear& args) {
+  return args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
+}
+
 // How a product is cut up: tiles [0, num_tiles) times all rows. It decides who computes what, never what is computed.
 class ChunkPlan {
  public:
   ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
       : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles) {
-    const int64_t work = num_rows_ * weight_->out_features() * weight_->in_features() / 2;
-    threads = worth_a_team(num_tiles_ * num_rows_, work, threads) ? threads : 1;
+    threads = worth_a_team(num_tiles_ * num_rows_, work_of(args), threads) ? threads : 1;
     const int64_t tile_bytes = static_cast<int64_t>(weight_->num_bytes()) / num_tiles_;
     const int64_t most = std::max<int64_t>(1, num_tiles_ / (2 * threads));
     tiles_per_chunk_ = std::clamp<int64_t>(kMinChunkBytes / (tile_bytes * num_rows_), 1, most);
@@ -81,10 +84,6 @@ class ChunkPlan {
 };
 
 int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weight.tiles().size()); }
-
-int64_t work_of(const Linear& args) {
-  return args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
-}
 
 }  // namespace
 

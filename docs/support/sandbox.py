@@ -53,6 +53,9 @@ def _preset(title: str, watch: str, requests: Sequence[dict[str, Any]], **option
     return {"title": title, "watch": watch, "settings": {**_COMMON, **options, "requests": list(requests)}}
 
 
+_CROWD = (_ask("a", 9, 10), _ask("b", 10, 10), _ask("c", 9, 10))
+_TIGHT: Mapping[str, Any] = {"blocks": 10, "budget": 32, "caching": False}  # too few blocks for them
+
 PRESETS: Mapping[str, dict[str, Any]] = {
     "mixed": _preset(
         "Prompts and answers in one step",
@@ -64,18 +67,14 @@ PRESETS: Mapping[str, dict[str, Any]] = {
     "preemption": _preset(
         "Not enough blocks",
         "Three requests need more blocks than there are. Look for the step in which c gives way, and what it costs.",
-        (_ask("a", 9, 10), _ask("b", 10, 10), _ask("c", 9, 10)),
-        blocks=10,
-        budget=32,
-        caching=False,
+        _CROWD,
+        **_TIGHT,
     ),
     "swap": _preset(
         "Not enough blocks, with a host pool",
         "The same requests, but the victim's blocks are copied to the host pool and come back from there.",
-        (_ask("a", 9, 10), _ask("b", 10, 10), _ask("c", 9, 10)),
-        blocks=10,
-        budget=32,
-        caching=False,
+        _CROWD,
+        **_TIGHT,
         preemption="swap",
     ),
     "prefix": _preset(

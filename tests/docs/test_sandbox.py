@@ -22,10 +22,6 @@ from tests.app.browser import View
 from tests.docs.conftest import on_the_site
 
 PYTHON_STARTS_MS = 120_000  # on two busy cores
-needs_pyodide = pytest.mark.skipif(
-    not web.is_there("pyodide"),
-    reason="the site has no Python for the browser: tools/setup.sh web fetches it",
-)
 
 Shown = tuple[dict[str, int], dict[str, list[int]], str]  # tokens of each request, block tables, the sentence
 
@@ -149,7 +145,6 @@ def total(view: View, name: str) -> str:
 
 
 @on_the_site
-@needs_pyodide
 def test_python_in_the_browser_decides_as_the_engine_does_here(view: View) -> None:
     asked: list[str] = []
     view.page.on("request", lambda request: asked.append(request.url))
@@ -166,7 +161,6 @@ def test_python_in_the_browser_decides_as_the_engine_does_here(view: View) -> No
 
 
 @on_the_site
-@needs_pyodide
 def test_a_changed_form_is_another_run_and_the_page_stays_accessible(view: View) -> None:
     view.page.locator("[data-preset]").select_option("preemption")
     press_run(view)
