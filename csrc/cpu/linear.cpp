@@ -25,9 +25,7 @@
 namespace twinfer::cpu {
 namespace {
 
-// Weights that one chunk should read at least when few rows make the product wait for memory: shorter streams end
-// before the prefetcher has caught up with them.
-constexpr int64_t kMinChunkBytes = 96 * 1024;
+constexpr int64_t kMaxChunkInputs = 192 * 1024;  // 768 KB of x: every tile reads them again
 constexpr int64_t kMinChunkRows = 48;  // below this, decoding the weights again for each chunk of rows would show
 
 int64_t work_of(const Linear& args) {
@@ -40,20 +38,15 @@ class ChunkPlan {
   ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
       : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles) {
     threads = worth_a_team(num_tiles_ * num_rows_, work_of(args), threads) ? threads : 1;
-    const int64_t tile_bytes = static_cast<int64_t>(weight_->num_bytes()) / num_tiles_;
-    const int64_t most = std::max<int64_t>(1, num_tiles_ / (2 * threads));
-    tiles_per_chunk_ = std::clamp<int64_t>(kMinChunkBytes / (tile_bytes * num_rows_), 1, most);
+    rows_per_chunk_ = std::clamp(kMaxChunkInputs / weight_->in_features(), kMinChunkRows, rows_per_chunk_);
     while (threads > 1 && num_whole() < 4 * threads && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
     // Where the last round has not a chunk for each thread, its chunks are cut once more, by their rows.
     last_round_ = threads > 1 && rows_of_last_chunks() > 1 ? num_whole() % threads : 0;
     if (last_round_ > 0) pieces_ = std::min<int64_t>((threads + last_round_ - 1) / last_round_, rows_of_last_chunks());
   }
 
-  int64_t tile_chunks() const { return (num_tiles_ + tiles_per_chunk_ - 1) / tiles_per_chunk_; }
   int64_t num_chunks() const { return num_whole() + last_round_ * (pieces_ - 1); }
-
-  // Which of the tile_chunks() a chunk belongs to.
-  int64_t column_of(const LinearChunk& chunk) const { return chunk.first_tile / tiles_per_chunk_; }
+  int64_t num_pieces() const { return last_round_ * pieces_; }  // the last of the chunks
 
   LinearChunk operator[](int64_t index) const {
     const int64_t uncut = num_whole() - last_round_;
@@ -67,21 +60,29 @@ class ChunkPlan {
 
  private:
   int64_t row_chunks() const { return (num_rows_ + rows_per_chunk_ - 1) / rows_per_chunk_; }
-  int64_t num_whole() const { return tile_chunks() * row_chunks(); }
+  int64_t num_whole() const { return num_tiles_ * row_chunks(); }
   int64_t rows_of_last_chunks() const { return num_rows_ - (row_chunks() - 1) * rows_per_chunk_; }
 
   // Chunks of the same rows follow each other: their part of x stays in the cache.
   LinearChunk whole(int64_t index) const {
-    const int64_t tile = index % tile_chunks() * tiles_per_chunk_, row = index / tile_chunks() * rows_per_chunk_;
-    return {weight_->tiles().data() + tile, tile, std::min(tiles_per_chunk_, num_tiles_ - tile), weight_->in_features(),
-            row, static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row))};
+    const int64_t row = index / num_tiles_ * rows_per_chunk_;
+    return {weight_->tiles().data() + index % num_tiles_, weight_->in_features(), row,
+            static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row))};
   }
 
   const PackedMatrix* weight_;
   int64_t num_rows_, num_tiles_;
-  int64_t rows_per_chunk_ = kMaxChunkRows, tiles_per_chunk_ = 1;
+  int64_t rows_per_chunk_ = kMaxChunkRows;
   int64_t last_round_ = 0, pieces_ = 1;  // chunks that are cut by their rows, and into how many
 };
+
+// Calls body(chunk, thread) for every chunk.
+template <class Body>
+void for_each_chunk(const Linear& args, int64_t num_tiles, int threads, const Body& body) {
+  const ChunkPlan plan(args, num_tiles, threads);
+  parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t index, int thread) { body(plan[index], thread); },
+               plan.num_pieces());
+}
 
 int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weight.tiles().size()); }
 
@@ -91,9 +92,8 @@ int tile_columns(Isa isa) { return TWINFER_DISPATCH(isa, kTileColumns); }
 
 void linear(const Linear& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
-  const ChunkPlan plan(args, num_tiles(*args.weight), threads);
   const auto multiply = TWINFER_DISPATCH(isa, store_chunk);
-  parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t chunk, int) { multiply(args, plan[chunk]); });
+  for_each_chunk(args, num_tiles(*args.weight), threads, [&](const LinearChunk& chunk, int) { multiply(args, chunk); });
 }
 
 bool has_equal_halves(const PackedMatrix& weight) {
@@ -104,12 +104,11 @@ bool has_equal_halves(const PackedMatrix& weight) {
 void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
   const Linear product{args.out, args.x, args.weight, args.bias, args.num_tokens};
-  const ChunkPlan plan(product, num_tiles(*args.weight) / 2, threads);
+  const int64_t half = num_tiles(*args.weight) / 2;
   const auto multiply = TWINFER_DISPATCH(isa, silu_and_mul_chunk);
-  parallel_for(plan.num_chunks(), work_of(product), threads, [&](int64_t index, int) {
-    const LinearChunk gate = plan[index];
+  for_each_chunk(product, half, threads, [&](const LinearChunk& gate, int) {
     LinearChunk up = gate;
-    up.tiles += num_tiles(*args.weight) / 2;
+    up.tile += half;
     multiply(product, gate, up);
   });
 }
@@ -117,22 +116,15 @@ void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads) {
 void linear_argmax(const LinearArgmax& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
   const Linear product{{nullptr, 0}, args.x, args.weight, nullptr, args.num_tokens};
-  const ChunkPlan plan(product, num_tiles(*args.weight), threads);
   const auto argmax = TWINFER_DISPATCH(isa, argmax_chunk);
-  // [tile chunks, T]: chunks of other columns of a row may be computed at the same time
-  std::vector<RowMax> best(static_cast<size_t>(plan.tile_chunks() * args.num_tokens));
-  parallel_for(plan.num_chunks(), work_of(product), threads, [&](int64_t index, int) {
-    const LinearChunk chunk = plan[index];
-    argmax(product, chunk, best.data() + plan.column_of(chunk) * args.num_tokens + chunk.first_row);
+  const RowMax nothing{-std::numeric_limits<float>::infinity(), -1, false};
+  std::vector<RowMax> best(static_cast<size_t>(threads * args.num_tokens), nothing);  // [threads, T]
+  for_each_chunk(product, num_tiles(*args.weight), threads, [&](const LinearChunk& chunk, int thread) {
+    argmax(product, chunk, best.data() + thread * args.num_tokens);
   });
   for (int64_t t = 0; t < args.num_tokens; ++t) {
-    RowMax row = best[static_cast<size_t>(t)];
-    for (int64_t i = 1; i < plan.tile_chunks(); ++i) {
-      const RowMax& other = best[static_cast<size_t>(i * args.num_tokens + t)];
-      const bool has_nan = row.has_nan || other.has_nan;
-      if (other.value > row.value) row = other;
-      row.has_nan = has_nan;
-    }
+    RowMax row = nothing;
+    for (int64_t i = t; i < threads * args.num_tokens; i += args.num_tokens) row.take(best[static_cast<size_t>(i)]);
     args.out[t] = row.has_nan ? -1 : row.id;
   }
 }

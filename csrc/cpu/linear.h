@@ -10,12 +10,11 @@ namespace twinfer::cpu {
 constexpr int kTileVecs = 4;           // vectors across a tile
 constexpr int kMaxChunkRows = 192;     // rows of x a chunk: with its sums they stay in the second-level cache
 constexpr int kSumDepth = 32;          // inputs that are summed in one chain
-constexpr int kPanelDepth = 256;       // inputs decoded at a time, a multiple of kSumDepth
+constexpr int kPanelDepth = 64;        // inputs decoded at a time, a multiple of kSumDepth: they stay in the first-level cache
 
-// A part of the product: some tiles for some rows of x.
+// A part of the product: one tile for some rows of x.
 struct LinearChunk {
-  const PackedTile* tiles;
-  int64_t first_tile, num_tiles;
+  const PackedTile* tile;
   int64_t depth;                  // C
   int64_t first_row;
   int num_rows;                   // at most kMaxChunkRows

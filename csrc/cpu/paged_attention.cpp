@@ -142,7 +142,7 @@ AttentionPlan plan_jobs(const PagedAttention& args, int threads) {
     // Two multiply-adds for each head, context token and dimension, eight or so at a time.
     const int64_t seen = std::min(job.first_context, args.sliding_window);
     const int64_t heads = int64_t{job.num_heads} * (args.num_heads / args.num_kv_heads);
-    plan.work += job.num_rows * heads * seen * args.head_dim / 4;
+    plan.work += job.num_rows * heads * seen * args.head_dim * 2;
   }
   if (!enough() && num_parts > plan.jobs.size()) {
     plan.merges = plan.jobs;
@@ -154,11 +154,22 @@ AttentionPlan plan_jobs(const PagedAttention& args, int threads) {
   return plan;
 }
 
-// The jobs with the longest context first: the last one to finish is then a short one.
-void sort_by_length(std::vector<AttentionJob>& jobs) {
+// Deals the jobs out to the threads' shares like cards, those with the longest context first: shares are about equal
+// and end with short jobs.
+std::vector<AttentionJob> deal_out(std::vector<AttentionJob> jobs, int64_t threads) {
   std::stable_sort(jobs.begin(), jobs.end(), [](const AttentionJob& a, const AttentionJob& b) {
     return a.first_context > b.first_context;
   });
+  const auto num_jobs = static_cast<int64_t>(jobs.size());
+  std::vector<AttentionJob> dealt(jobs.size());
+  auto card = jobs.begin();
+  for (int64_t round = 0; card != jobs.end(); ++round) {
+    for (int64_t thread = 0; thread < threads; ++thread) {
+      const int64_t index = ThreadPool::share_begin(num_jobs, thread, threads) + round;
+      if (index < ThreadPool::share_begin(num_jobs, thread + 1, threads)) dealt[static_cast<size_t>(index)] = *card++;
+    }
+  }
+  return dealt;
 }
 
 }  // namespace
@@ -173,15 +184,14 @@ void paged_attention(const PagedAttention& args, Isa isa, int threads) {
   float* partial = memory + layout.scratch_floats() * team;
   for (size_t i = 0; i < num_partial; ++i) plan.jobs[i].part = layout.softmax_at(partial + layout.softmax_floats() * i);
   const std::vector<AttentionJob> parts = plan.merges.empty() ? std::vector<AttentionJob>{} : plan.jobs;
-  sort_by_length(plan.jobs);
+  plan.jobs = deal_out(std::move(plan.jobs), static_cast<int64_t>(team));
 
   const auto attend = args.head_dim == 64    ? TWINFER_DISPATCH(isa, attend<64>)
                       : args.head_dim == 128 ? TWINFER_DISPATCH(isa, attend<128>)
                                              : TWINFER_DISPATCH(isa, attend<0>);
   parallel_for(num_jobs, plan.work, threads, [&](int64_t index, int thread) {
     const AttentionJob* job = &plan.jobs[static_cast<size_t>(index)];
-    const auto ahead = static_cast<int64_t>(team);  // jobs are handed out in turn
-    attend(args, *job, index + ahead < num_jobs ? job + ahead : nullptr,
+    attend(args, *job, index + 1 < num_jobs ? job + 1 : nullptr,
            layout.scratch_at(memory + layout.scratch_floats() * static_cast<size_t>(thread)));
   });
   const auto merge = TWINFER_DISPATCH(isa, merge_parts);

@@ -9,7 +9,7 @@ namespace twinfer::cpu {
 // merged in the order of their tokens. Both are anchored at position 0 of the sequence: they depend neither on where a
 // query row stands in its chunk, nor on the rest of the batch, nor on the number of threads.
 constexpr int kTile = 64;
-constexpr int kPart = 512;
+constexpr int kPart = 256;
 
 // Query rows of one job, counted per head of one KV head. Enough to pay for transposing a K tile; few enough for
 // Scratch to stay in the second-level cache.

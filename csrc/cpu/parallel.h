@@ -17,14 +17,15 @@ inline bool worth_a_team(int64_t items, int64_t work, int threads) {
 }
 
 // Calls body(item, thread) for every item in [0, items). `work` is the total, in elementary operations. Items are
-// handed out one by one: a core taken by another process then delays one item and not a fixed share of them.
+// taken one by one: a core taken by another process then delays one item and not a fixed share of them. The last `rest`
+// items go to whoever is free first (thread_pool.h).
 template <class Body>
-void parallel_for(int64_t items, int64_t work, int threads, const Body& body) {
+void parallel_for(int64_t items, int64_t work, int threads, const Body& body, int64_t rest = 0) {
   if (!worth_a_team(items, work, threads)) {
     for (int64_t item = 0; item < items; ++item) body(item, 0);
     return;
   }
-  ThreadPool::instance().run(items, threads, body);
+  ThreadPool::instance().run(items, threads, body, rest);
 }
 
 // Calls body(begin, end) on ranges that cover [0, rows), each of a few thousand elementary operations or more.

@@ -7,8 +7,17 @@ namespace twinfer::cpu {
 // The largest logit of a row, the lowest id among equals, and whether any logit is NaN.
 struct RowMax {
   float value;
-  int32_t id;
+  int32_t id;                     // below zero: of no logit so far
   bool has_nan;
+
+  // The same over the logits of both; in whichever order it is taken.
+  void take(const RowMax& other) {
+    if (other.id >= 0 && (id < 0 || other.value > value || (other.value == value && other.id < id))) {
+      value = other.value;
+      id = other.id;
+    }
+    has_nan |= other.has_nan;
+  }
 };
 
 struct Candidate {

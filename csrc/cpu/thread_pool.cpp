@@ -66,14 +66,18 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(const Job& job, int threads) {
   threads = static_cast<int>(std::min<int64_t>({threads, job.items, kMaxThreads}));
-  if (threads <= 1 || busy_.exchange(true, std::memory_order_acquire)) {
+  if (threads <= 1 || job.items > kMaxItems || busy_.exchange(true, std::memory_order_acquire)) {
     for (int64_t item = 0; item < job.items; ++item) job.call(job.context, item, 0);
     return;
   }
   start_workers(threads - 1);
 
   job_ = job;
-  next_item_.store(0, std::memory_order_relaxed);
+  const int64_t shared = job.items - job.rest;
+  for (int64_t thread = 0; thread < threads; ++thread) {
+    shares_[thread].set(share_begin(shared, thread, threads), share_begin(shared, thread + 1, threads));
+  }
+  shares_[threads].set(shared, job.items);
   const uint64_t number = (gate_.load(std::memory_order_relaxed) >> kNumberShift) + 1;
   gate_.store(number << kNumberShift | static_cast<uint64_t>(threads) << kThreadsShift);
   if (sleepers_.load() > 0) {
@@ -81,7 +85,7 @@ void ThreadPool::run(const Job& job, int threads) {
     wake_.notify_all();
   }
 
-  take_items(0);
+  take_items(0, threads);
   // Every item has been taken. Nobody enters from here on; whoever is inside is finishing an item, or leaving.
   gate_.fetch_or(kClosed, std::memory_order_relaxed);
   const auto all_left = [this] { return (gate_.load(std::memory_order_acquire) & kInside) == 0; };
@@ -108,9 +112,9 @@ void ThreadPool::work(int thread) {
     const uint64_t gate = wait_for_call(seen);
     if (stop_.load()) return;
     seen = gate >> kNumberShift;
-    const bool invited = thread < static_cast<int>(gate >> kThreadsShift & kThreadsMask);
-    if (!invited || !enter(gate)) continue;
-    take_items(thread);
+    const int threads = static_cast<int>(gate >> kThreadsShift & kThreadsMask);
+    if (thread >= threads || !enter(gate)) continue;
+    take_items(thread, threads);
     leave();
   }
 }
@@ -143,12 +147,13 @@ bool ThreadPool::enter(uint64_t gate) {
   return false;
 }
 
-void ThreadPool::take_items(int thread) {
+void ThreadPool::take_items(int thread, int threads) {
   const Job job = job_;
-  while (true) {
-    const int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
-    if (item >= job.items) return;
-    job.call(job.context, item, thread);
+  for (int64_t item; (item = shares_[thread].take_first()) >= 0;) job.call(job.context, item, thread);
+  for (int64_t item; (item = shares_[threads].take_first()) >= 0;) job.call(job.context, item, thread);
+  for (int i = 1; i < threads; ++i) {
+    Share& other = shares_[(thread + i) % threads];
+    for (int64_t item; (item = other.take_last()) >= 0;) job.call(job.context, item, thread);
   }
 }
 
