@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -228,6 +229,25 @@ def tiny_q4_1(folder: Path) -> Path:
     path = folder / "tiny.gguf"
     write_tiny_gguf(make_tiny_llama(folder / "model"), path, gguf.GGMLQuantizationType.Q4_1)
     return path
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ([[1, 2, 3, 4], [1, 2, 3, 5, 6]], True),
+        ([[1, 2, 3, 4], [1, 2, 3, 4]], True),
+        ([[1, 2, 3, 4], [1, 2, 9, 9]], False),
+        ([[1, 2], [1, 2, 3, 4]], False),
+        ([[1, 2, 3, 4]], False),  # nobody to share it with
+        ([], False),
+    ],
+)
+def test_requests_of_one_long_prefix_are_recognised(prompts: list[list[int]], expected: bool) -> None:
+    asked = f"import child; print(child.share_a_prefix({[(ids, 1) for ids in prompts]!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=CHILDREN, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(expected)
 
 
 def test_the_model_in_another_type_is_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ PEERS = (
     Peer("llama.cpp", "run_llama_cpp.py", "as in the file", _gguf, environment=_LLAMA_CPP),
     Peer("llama.cpp-q8_0", "run_llama_cpp.py", "Q8_0", _q8_0, environment=_LLAMA_CPP),
     Peer("openvino", "run_openvino.py", "F16", _f16, environment=_OPENVINO),
+    Peer("openvino-float32", "run_openvino.py", "F16", _f16, ("float32",), _OPENVINO),
     Peer("ctranslate2", "run_ctranslate2.py", "float32", _ctranslate2, ("float32",), _TORCH),
     Peer("ctranslate2-int8", "run_ctranslate2.py", "int8", _ctranslate2, ("int8",), _TORCH),
     Peer("transformers", "run_transformers.py", "float32", _float32, environment=_TORCH),

@@ -11,6 +11,7 @@ An exception becomes {"error": sentence}. Libraries like to print: their standar
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -30,6 +31,16 @@ class Engine(Protocol):
     def run(self, requests: Requests) -> list[int]:
         """Generate for requests that are all there at once. Returns how many tokens each got."""
         ...
+
+
+def share_a_prefix(requests: Requests) -> bool:
+    """Whether more than half of the longest prompt is what all prompts begin with."""
+    prompts = [ids for ids, _ in requests]
+    columns = (
+        set(column) for column in zip(*prompts, strict=False)
+    )  # as many as the shortest prompt has tokens
+    shared = sum(1 for _ in itertools.takewhile(lambda column: len(column) == 1, columns))
+    return len(prompts) > 1 and 2 * shared > max(map(len, prompts))
 
 
 def serve(load: Callable[[str, int], Engine], *packages: str) -> None:

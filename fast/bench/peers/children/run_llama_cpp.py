@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import xllamacpp
-from child import Requests, serve
+from child import Requests, serve, share_a_prefix
 
 SLOTS, CONTEXT = (
     32,
@@ -28,10 +28,14 @@ class LlamaCpp:
         self.server = xllamacpp.Server(params)
         self.pool = ThreadPoolExecutor(SLOTS)
         self.configuration = (
-            f"{SLOTS} slots, continuous batching, prompt cache, unified KV, {threads} threads"
+            f"{SLOTS} slots, continuous batching, prompt cache, unified KV, {threads} threads;"
+            " requests of one long prefix go one after the other"
         )
 
     def run(self, requests: Requests) -> list[int]:
+        # A slot keeps its last prompt and shares it with no other: at once, each request would compute the prefix.
+        if share_a_prefix(requests):
+            return [self._complete(request) for request in requests]
         return list(self.pool.map(self._complete, requests))
 
     def _complete(self, request: tuple[list[int], int]) -> int:
