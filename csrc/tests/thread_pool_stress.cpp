@@ -41,6 +41,7 @@ struct Caller {
   void run_one(ThreadPool& pool, int threads) {
     const int items = static_cast<int>(random() % kMostItems) + 1;
     const int used = static_cast<int>(random() % static_cast<unsigned>(threads)) + 1;
+    const int rest = random() % 4 == 0 ? static_cast<int>(random() % static_cast<unsigned>(items + 1)) : 0;
     const unsigned work = random() % 8 == 0 ? 2000 : random() % 50;  // now and then a job with a slow end
     for (int64_t& count : runs) count = 0;
     pool.run(items, used, [&](int64_t item, int thread) {
@@ -50,7 +51,7 @@ struct Caller {
       }
       runs[static_cast<size_t>(item)] += 1;
       in_use[thread].fetch_sub(1);
-    });
+    }, rest);
     for (int i = 0; i < kMostItems; ++i) {
       const int64_t expected = i < items ? 1 : 0, count = runs[static_cast<size_t>(i)];
       if (count != expected) fail("a wrong number of runs", jobs, i, count);

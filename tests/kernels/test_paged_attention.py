@@ -281,7 +281,7 @@ def test_a_window_as_long_as_the_context_changes_no_bit() -> None:
     assert torch.equal(replace(batch, sliding_window=501).run(), batch.run())
 
 
-# Contexts of several of the kernel's parts of 512 tokens, which threads share when there are few sequences.
+# Contexts of several of the kernel's parts of 256 tokens, which threads share when there are few sequences.
 LONG = [(1100, 1), (511, 1), (512, 1), (505, 20), (1530, 9)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,3 +55,41 @@ def test_a_slot_out_of_range_is_refused_and_nothing_is_written(slot: int) -> Non
         kernels.reshape_and_cache(key, key, k_cache, v_cache, torch.tensor([0, slot]))
     assert not k_cache.any()
     assert not v_cache.any()
+
+
+def flags_of_the_pages_at(address: int) -> set[str]:
+    """What the system was asked for these pages (proc(5), VmFlags)."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(each, 16) for each in head.split("-"))
+            found = begin <= address < end
+        elif found and head == "VmFlags:":
+            return set(line.split()[1:])
+    return set()
+
+
+def test_a_cache_begins_as_zeros_in_large_pages() -> None:
+    cache = kernels.empty_cache(300, 16, 3, 64)
+    assert cache.shape == (300, 16, 3, 64)
+    assert cache.dtype == torch.float32
+    assert not cache.any()
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert cache.data_ptr() % (2 << 20) == 0
+        assert "hg" in flags_of_the_pages_at(cache.data_ptr())
+
+
+def test_a_system_without_large_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, option: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(kernels.mmap, "mmap", type("Mmap", (mmap.mmap,), {"madvise": refuse}))
+    cache = kernels.empty_cache(3, 4, 1, 8)
+    cache += 1.0
+    assert cache.sum() == 96
+
+
+def test_a_cache_that_no_machine_can_hold_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="Unable to allocate"):
+        kernels.empty_cache(1 << 40, 16, 3, 64)
