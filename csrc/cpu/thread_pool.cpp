@@ -149,11 +149,11 @@ bool ThreadPool::enter(uint64_t gate) {
 
 void ThreadPool::take_items(int thread, int threads) {
   const Job job = job_;
-  for (int64_t item; (item = shares_[thread].take_first()) >= 0;) job.call(job.context, item, thread);
-  for (int64_t item; (item = shares_[threads].take_first()) >= 0;) job.call(job.context, item, thread);
+  for (int64_t item; (item = shares_[thread].take()) >= 0;) job.call(job.context, item, thread);
+  for (int64_t item; (item = shares_[threads].take()) >= 0;) job.call(job.context, item, thread);
   for (int i = 1; i < threads; ++i) {
     Share& other = shares_[(thread + i) % threads];
-    for (int64_t item; (item = other.take_last()) >= 0;) job.call(job.context, item, thread);
+    for (int64_t item; (item = other.take()) >= 0;) job.call(job.context, item, thread);
   }
 }
 
