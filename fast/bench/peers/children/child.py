@@ -36,9 +36,7 @@ class Engine(Protocol):
 def share_a_prefix(requests: Requests) -> bool:
     """Whether more than half of the longest prompt is what all prompts begin with."""
     prompts = [ids for ids, _ in requests]
-    columns = (
-        set(column) for column in zip(*prompts, strict=False)
-    )  # as many as the shortest prompt has tokens
+    columns = (set(column) for column in zip(*prompts, strict=False))  # up to the shortest prompt's end
     shared = sum(1 for _ in itertools.takewhile(lambda column: len(column) == 1, columns))
     return len(prompts) > 1 and 2 * shared > max(map(len, prompts))
 
