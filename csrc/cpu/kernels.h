@@ -11,6 +11,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/packed_matrix.h"
+#include "cpu/read_ahead.h"
 
 namespace twinfer::cpu {
 
@@ -64,12 +65,16 @@ struct PagedAttention {
 };
 void paged_attention(const PagedAttention& args, Isa isa, int threads);
 
+// The lines of K and V that each of the threads will read, in this order, as far as they are worth asking for ahead.
+ContextLines lines_to_read(const PagedAttention& args, int threads);
+
 struct Linear {
   Rows<float> out;                // [T, F]
   Rows<const float> x;            // [T, C]
   const PackedMatrix* weight;     // [F, C]
   const float* bias;              // [F], may be null
   int64_t num_tokens;             // T
+  ReadAhead ahead{};              // asked for meanwhile
 };
 void linear(const Linear& args, Isa isa, int threads);
 
@@ -80,6 +85,7 @@ struct LinearSiluAndMul {
   const PackedMatrix* weight;     // [2F, C]
   const float* bias;              // [2F], may be null
   int64_t num_tokens;             // T
+  ReadAhead ahead{};              // asked for meanwhile
 };
 void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads);
 

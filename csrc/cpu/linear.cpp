@@ -38,6 +38,8 @@ class ChunkPlan {
   ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
       : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles) {
     threads = worth_a_team(num_tiles_ * num_rows_, work_of(args), threads) ? threads : 1;
+    ahead_ = args.ahead;
+    threads_ = threads;
     rows_per_chunk_ = std::clamp(kMaxChunkInputs / weight_->in_features(), kMinChunkRows, rows_per_chunk_);
     while (threads > 1 && num_whole() < 4 * threads && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
     // Where the last round has not a chunk for each thread, its chunks are cut once more, by their rows.
@@ -50,7 +52,7 @@ class ChunkPlan {
 
   LinearChunk operator[](int64_t index) const {
     const int64_t uncut = num_whole() - last_round_;
-    if (index < uncut) return whole(index);
+    if (index < uncut) return of_share(index, uncut);
     LinearChunk piece = whole(uncut + (index - uncut) / pieces_);
     const int64_t i = (index - uncut) % pieces_, begin = piece.num_rows * i / pieces_;
     piece.num_rows = static_cast<int>(piece.num_rows * (i + 1) / pieces_ - begin);
@@ -59,6 +61,17 @@ class ChunkPlan {
   }
 
  private:
+  // A chunk of a thread's share asks for a part of what the thread reads later.
+  LinearChunk of_share(int64_t index, int64_t shared) const {
+    LinearChunk chunk = whole(index);
+    const int64_t thread = ThreadPool::share_of(index, shared, threads_);
+    const int64_t begin = ThreadPool::share_begin(shared, thread, threads_);
+    const int64_t end = ThreadPool::share_begin(shared, thread + 1, threads_);
+    chunk.starts_share = index == begin;
+    chunk.ahead = lines_of_thread(ahead_, static_cast<int>(thread)).part(index - begin, end - begin);
+    return chunk;
+  }
+
   int64_t row_chunks() const { return (num_rows_ + rows_per_chunk_ - 1) / rows_per_chunk_; }
   int64_t num_whole() const { return num_tiles_ * row_chunks(); }
   int64_t rows_of_last_chunks() const { return num_rows_ - (row_chunks() - 1) * rows_per_chunk_; }
@@ -67,11 +80,13 @@ class ChunkPlan {
   LinearChunk whole(int64_t index) const {
     const int64_t row = index / num_tiles_ * rows_per_chunk_;
     return {weight_->tiles().data() + index % num_tiles_, weight_->in_features(), row,
-            static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row))};
+            static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row)), false, {}};
   }
 
   const PackedMatrix* weight_;
   int64_t num_rows_, num_tiles_;
+  ReadAhead ahead_;
+  int threads_;
   int64_t rows_per_chunk_ = kMaxChunkRows;
   int64_t last_round_ = 0, pieces_ = 1;  // chunks that are cut by their rows, and into how many
 };
@@ -103,11 +118,14 @@ bool has_equal_halves(const PackedMatrix& weight) {
 
 void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads) {
   if (args.num_tokens == 0) return;
-  const Linear product{args.out, args.x, args.weight, args.bias, args.num_tokens};
+  const Linear product{args.out, args.x, args.weight, args.bias, args.num_tokens, args.ahead};
   const int64_t half = num_tiles(*args.weight) / 2;
   const auto multiply = TWINFER_DISPATCH(isa, silu_and_mul_chunk);
-  for_each_chunk(product, half, threads, [&](const LinearChunk& gate, int) {
-    LinearChunk up = gate;
+  for_each_chunk(product, half, threads, [&](const LinearChunk& chunk, int) {
+    LinearChunk gate = chunk, up = chunk;
+    gate.ahead = chunk.ahead.part(0, 2);
+    up.ahead = chunk.ahead.part(1, 2);
+    up.starts_share = false;
     up.tile += half;
     multiply(product, gate, up);
   });

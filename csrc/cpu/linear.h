@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/packed_matrix.h"
+#include "cpu/read_ahead.h"
 
 namespace twinfer::cpu {
 
@@ -18,6 +19,8 @@ struct LinearChunk {
   int64_t depth;                  // C
   int64_t first_row;
   int num_rows;                   // at most kMaxChunkRows
+  bool starts_share = false;      // its thread has not read x yet
+  LinesAhead ahead{};
 };
 
 }  // namespace twinfer::cpu

@@ -154,31 +154,77 @@ AttentionPlan plan_jobs(const PagedAttention& args, int threads) {
   return plan;
 }
 
+// Whether two jobs do parts of the same.
+bool belong_together(const AttentionJob& a, const AttentionJob& b) {
+  return a.seq == b.seq && a.first_row == b.first_row;
+}
+
 // Deals the jobs out to the threads' shares like cards, those with the longest context first: shares are about equal
-// and end with short jobs.
+// and end with short jobs. The heads and parts of a context go to one thread, as far as its share has room.
 std::vector<AttentionJob> deal_out(std::vector<AttentionJob> jobs, int64_t threads) {
   std::stable_sort(jobs.begin(), jobs.end(), [](const AttentionJob& a, const AttentionJob& b) {
     return a.first_context > b.first_context;
   });
   const auto num_jobs = static_cast<int64_t>(jobs.size());
-  std::vector<AttentionJob> dealt(jobs.size());
-  auto card = jobs.begin();
-  for (int64_t round = 0; card != jobs.end(); ++round) {
-    for (int64_t thread = 0; thread < threads; ++thread) {
-      const int64_t index = ThreadPool::share_begin(num_jobs, thread, threads) + round;
-      if (index < ThreadPool::share_begin(num_jobs, thread + 1, threads)) dealt[static_cast<size_t>(index)] = *card++;
-    }
+  std::vector<std::vector<AttentionJob>> hands(static_cast<size_t>(threads));
+  const auto room = [&](int64_t thread) {
+    return ThreadPool::share_begin(num_jobs, thread + 1, threads) - ThreadPool::share_begin(num_jobs, thread, threads) -
+           static_cast<int64_t>(hands[static_cast<size_t>(thread)].size());
+  };
+  for (auto first = jobs.begin(), last = first; first != jobs.end(); first = last) {
+    while (last != jobs.end() && belong_together(*first, *last)) ++last;
+    int64_t taker = 0;
+    for (int64_t thread = 1; thread < threads; ++thread) taker = room(thread) > room(taker) ? thread : taker;
+    hands[static_cast<size_t>(taker)].insert(hands[static_cast<size_t>(taker)].end(), first, last);
   }
+  std::vector<AttentionJob> dealt;
+  dealt.reserve(jobs.size());
+  for (const std::vector<AttentionJob>& hand : hands) dealt.insert(dealt.end(), hand.begin(), hand.end());
   return dealt;
 }
 
+int64_t team_of(const AttentionPlan& plan, int threads) {
+  return worth_a_team(static_cast<int64_t>(plan.jobs.size()), plan.work, threads) ? threads : 1;
+}
+
+// A thread's part of the last cache, about: more would push out what came first.
+constexpr int64_t kMaxBytesAhead = int64_t{4} << 20;
+
 }  // namespace
+
+ContextLines lines_to_read(const PagedAttention& args, int threads) {
+  AttentionPlan plan = plan_jobs(args, threads);
+  const int64_t team = team_of(plan, threads), num_jobs = static_cast<int64_t>(plan.jobs.size());
+  const std::vector<AttentionJob> jobs = deal_out(std::move(plan.jobs), team);
+  const int64_t token_floats = int64_t{args.num_kv_heads} * args.head_dim;
+  std::vector<bool> known(static_cast<size_t>(args.num_seqs));
+  ContextLines lines(threads);
+  for (int64_t i = 0; i < num_jobs; ++i) {
+    const AttentionJob& job = jobs[static_cast<size_t>(i)];
+    // Of rows in several jobs K and V are used so often that nobody waits for them.
+    const int64_t num_rows = args.query_start_loc[job.seq + 1] - args.query_start_loc[job.seq];
+    if (known[static_cast<size_t>(job.seq)] || num_rows > job.num_rows) continue;
+    known[static_cast<size_t>(job.seq)] = true;
+    const int thread = static_cast<int>(ThreadPool::share_of(i, num_jobs, team));
+    const int64_t first = std::max<int64_t>(0, job.first_context - args.sliding_window);
+    for (int64_t token = first, end; token < args.seq_lens[job.seq]; token = end) {
+      const int64_t block = token / args.block_size;
+      end = std::min<int64_t>((block + 1) * args.block_size, args.seq_lens[job.seq]);
+      const int64_t num_lines = (end - token) * token_floats / kLineFloats;
+      if (num_lines == 0) continue;
+      if ((lines.num_lines(thread) + 2 * num_lines) * kLineBytes > kMaxBytesAhead) break;
+      const int64_t slot = args.block_tables[job.seq][block] * int64_t{args.block_size} + token % args.block_size;
+      lines.add(thread, slot * token_floats, num_lines);
+    }
+  }
+  return lines;
+}
 
 void paged_attention(const PagedAttention& args, Isa isa, int threads) {
   AttentionPlan plan = plan_jobs(args, threads);
   const auto num_jobs = static_cast<int64_t>(plan.jobs.size());
   const Layout& layout = plan.layout;
-  const size_t team = worth_a_team(num_jobs, plan.work, threads) ? static_cast<size_t>(threads) : 1;
+  const auto team = static_cast<size_t>(team_of(plan, threads));
   const size_t num_partial = plan.merges.empty() ? 0 : plan.jobs.size();
   float* memory = borrow(layout.scratch_floats() * team + layout.softmax_floats() * num_partial);
   float* partial = memory + layout.scratch_floats() * team;

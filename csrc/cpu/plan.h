@@ -9,9 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,6 +32,9 @@ void resize(Call& call, const StepSize& size) {
   call.num_tokens = size.num_tokens;
 }
 inline void resize(PagedAttention& call, const StepSize& size) { call.num_seqs = size.num_seqs; }
+
+template <class Call>
+constexpr bool kIsProduct = std::is_same_v<Call, Linear> || std::is_same_v<Call, LinearSiluAndMul>;
 
 // A demand on the numbers of a step; checks with equal keys are one. It throws std::invalid_argument.
 struct Check {
@@ -53,9 +59,16 @@ class Plan {
       for (const Check& other : checks_) known = known || other.key == check.key;
       if (!known) checks_.push_back(check);
     }
-    calls_.push_back([call, kernel](const StepSize& step, int threads) {
+    const ReadAhead* ahead = nullptr;
+    if constexpr (kIsProduct<Call>) ahead = product_before_attention(call);
+    if constexpr (std::is_same_v<Call, PagedAttention>) attention_after_products(call);
+    calls_.push_back([call, kernel, ahead](const StepSize& step, const ContextLines& contexts, int threads) {
       Call sized = call;
       resize(sized, step);
+      if constexpr (kIsProduct<Call>) {
+        sized.ahead = *ahead;
+        sized.ahead.contexts = &contexts;
+      }
       kernel(sized, threads);
     });
   }
@@ -65,14 +78,47 @@ class Plan {
     require("tokens", step.num_tokens, largest_.num_tokens);
     require("sequences", step.num_seqs, largest_.num_seqs);
     for (const Check& check : checks_) check.run(step);
-    for (const Step& call : calls_) call(step, threads);
+    const ContextLines contexts = contexts_of(step, threads);
+    for (const Step& call : calls_) call(step, contexts, threads);
   }
 
   size_t num_calls() const { return calls_.size(); }
   size_t num_checks() const { return checks_.size(); }
 
  private:
-  using Step = std::function<void(const StepSize&, int threads)>;
+  using Step = std::function<void(const StepSize&, const ContextLines&, int threads)>;
+  struct Waiting {
+    ReadAhead* ahead;
+    double numbers;                 // of the product's weights
+  };
+
+  // Between two attentions each product asks for as large a part of what the second one reads as it has of their work.
+  template <class Product>
+  const ReadAhead* product_before_attention(const Product& call) {
+    aheads_.emplace_back();
+    const double numbers = static_cast<double>(call.weight->out_features()) * call.weight->in_features();
+    waiting_.push_back({&aheads_.back(), numbers});
+    return &aheads_.back();
+  }
+
+  void attention_after_products(const PagedAttention& call) {
+    double all = 0, before = 0;
+    for (const Waiting& product : waiting_) all += product.numbers;
+    for (const Waiting& product : waiting_) {
+      *product.ahead = {nullptr, call.k_cache, call.v_cache, before / all, (before + product.numbers) / all};
+      before += product.numbers;
+    }
+    waiting_.clear();
+    if (!attention_) attention_ = call;
+  }
+
+  // The same in every layer.
+  ContextLines contexts_of(const StepSize& step, int threads) const {
+    if (!attention_ || step.num_tokens < kMinRowsAhead) return {};
+    PagedAttention sized = *attention_;
+    resize(sized, step);
+    return lines_to_read(sized, threads);
+  }
 
   static void require(const char* what, int64_t count, int64_t largest) {
     if (count >= 1 && count <= largest) return;
@@ -83,6 +129,9 @@ class Plan {
   StepSize largest_;
   std::vector<Check> checks_;
   std::vector<Step> calls_;
+  std::deque<ReadAhead> aheads_;      // of the products; calls hold their addresses
+  std::vector<Waiting> waiting_;      // since the last attention
+  std::optional<PagedAttention> attention_;  // the first
 };
 
 }  // namespace twinfer::cpu

@@ -35,6 +35,8 @@ class ThreadPool {
 
   // Where the share of a thread begins, and that of the thread before it ends.
   static int64_t share_begin(int64_t items, int64_t thread, int64_t threads) { return items * thread / threads; }
+  // Whose share an item belongs to.
+  static int64_t share_of(int64_t item, int64_t items, int64_t threads) { return ((item + 1) * threads - 1) / items; }
 
   // Calls body(item, thread) once for every item in [0, items), on at most `threads` threads, and returns when all
   // are done. `thread` is in [0, threads), and no two bodies run with the same one at a time. Workers are started when
