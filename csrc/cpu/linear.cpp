@@ -32,14 +32,15 @@ int64_t work_of(const Linear& args) {
   return args.num_tokens * args.weight->out_features() * args.weight->in_features() / 2;
 }
 
+int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weight.tiles().size()); }
+
 // How a product is cut up: tiles [0, num_tiles) times all rows. It decides who computes what, never what is computed.
 class ChunkPlan {
  public:
-  ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
-      : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles) {
-    threads = worth_a_team(num_tiles_ * num_rows_, work_of(args), threads) ? threads : 1;
-    ahead_ = args.ahead;
-    threads_ = threads;
+  ChunkPlan(const Linear& args, int64_t num_tiles, int max_threads)
+      : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles), ahead_(args.ahead),
+        max_threads_(max_threads), threads_(worth_a_team(num_tiles * num_rows_, work_of(args), max_threads) ? max_threads : 1) {
+    const int threads = threads_;
     rows_per_chunk_ = std::clamp(kMaxChunkInputs / weight_->in_features(), kMinChunkRows, rows_per_chunk_);
     while (threads > 1 && num_whole() < 4 * threads && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
     // Where the last round has not a chunk for each thread, its chunks are cut once more, by their rows.
@@ -69,7 +70,22 @@ class ChunkPlan {
     const int64_t end = ThreadPool::share_begin(shared, thread + 1, threads_);
     chunk.starts_share = index == begin;
     chunk.ahead = lines_of_thread(ahead_, static_cast<int>(thread)).part(index - begin, end - begin);
+    chunk.share_end = data_of(end);
+    if (ahead_.next_weight != nullptr) chunk.next_share = next_share(thread);
     return chunk;
+  }
+
+  // Where the tile of a chunk lies, of all of them where the last one ends.
+  const uint8_t* data_of(int64_t index) const {
+    const int64_t tile = index % num_tiles_;
+    return tile == 0 && index > 0 ? weight_->end() : weight_->tiles()[static_cast<size_t>(tile)].data;
+  }
+
+  const uint8_t* next_share(int64_t thread) const {
+    const Linear next{{nullptr, 0}, {nullptr, 0}, ahead_.next_weight, nullptr, num_rows_};
+    const ChunkPlan plan(next, num_tiles(*next.weight) / (ahead_.next_in_halves ? 2 : 1), max_threads_);
+    const int64_t shared = plan.num_whole() - plan.last_round_;
+    return plan.data_of(ThreadPool::share_begin(shared, thread, plan.threads_));
   }
 
   int64_t row_chunks() const { return (num_rows_ + rows_per_chunk_ - 1) / rows_per_chunk_; }
@@ -79,14 +95,18 @@ class ChunkPlan {
   // Chunks of the same rows follow each other: their part of x stays in the cache.
   LinearChunk whole(int64_t index) const {
     const int64_t row = index / num_tiles_ * rows_per_chunk_;
-    return {weight_->tiles().data() + index % num_tiles_, weight_->in_features(), row,
-            static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row)), false, {}};
+    LinearChunk chunk{};
+    chunk.tile = weight_->tiles().data() + index % num_tiles_;
+    chunk.depth = weight_->in_features();
+    chunk.first_row = row;
+    chunk.num_rows = static_cast<int>(std::min(rows_per_chunk_, num_rows_ - row));
+    return chunk;
   }
 
   const PackedMatrix* weight_;
   int64_t num_rows_, num_tiles_;
   ReadAhead ahead_;
-  int threads_;
+  int max_threads_, threads_;
   int64_t rows_per_chunk_ = kMaxChunkRows;
   int64_t last_round_ = 0, pieces_ = 1;  // chunks that are cut by their rows, and into how many
 };
@@ -98,8 +118,6 @@ void for_each_chunk(const Linear& args, int64_t num_tiles, int threads, const Bo
   parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t index, int thread) { body(plan[index], thread); },
                plan.num_pieces());
 }
-
-int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weight.tiles().size()); }
 
 }  // namespace
 

@@ -21,6 +21,8 @@ struct LinearChunk {
   int num_rows;                   // at most kMaxChunkRows
   bool starts_share = false;      // its thread has not read x yet
   LinesAhead ahead{};
+  const uint8_t* share_end = nullptr;   // where the weights of its thread's share end, and those of its next one begin
+  const uint8_t* next_share = nullptr;
 };
 
 }  // namespace twinfer::cpu

@@ -56,6 +56,7 @@ class PackedMatrix {
   int64_t out_features() const { return out_features_; }  // F
   size_t num_bytes() const { return num_bytes_; }
   const std::vector<PackedTile>& tiles() const { return tiles_; }
+  const uint8_t* end() const { return memory_.get() + num_bytes_; }
 
   // Writes the C weights of one output, as float32: the numbers that the kernel multiplies by.
   void unpack_row(int64_t row, float* out) const;

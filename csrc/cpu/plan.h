@@ -95,6 +95,10 @@ class Plan {
   // Between two attentions each product asks for as large a part of what the second one reads as it has of their work.
   template <class Product>
   const ReadAhead* product_before_attention(const Product& call) {
+    if (!aheads_.empty()) {
+      aheads_.back().next_weight = call.weight;
+      aheads_.back().next_in_halves = std::is_same_v<Product, LinearSiluAndMul>;
+    }
     aheads_.emplace_back();
     const double numbers = static_cast<double>(call.weight->out_features()) * call.weight->in_features();
     waiting_.push_back({&aheads_.back(), numbers});
@@ -105,7 +109,11 @@ class Plan {
     double all = 0, before = 0;
     for (const Waiting& product : waiting_) all += product.numbers;
     for (const Waiting& product : waiting_) {
-      *product.ahead = {nullptr, call.k_cache, call.v_cache, before / all, (before + product.numbers) / all};
+      ReadAhead& ahead = *product.ahead;
+      ahead.k_cache = call.k_cache;
+      ahead.v_cache = call.v_cache;
+      ahead.begin = before / all;
+      ahead.end = (before + product.numbers) / all;
       before += product.numbers;
     }
     waiting_.clear();

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/packed_matrix.h"
+
 namespace twinfer::cpu {
 
 // Products of fewer rows compute so little with each weight that they wait for memory themselves.
@@ -43,12 +45,15 @@ class ContextLines {
   std::vector<std::vector<Piece>> pieces_;
 };
 
-// What a call asks for: of each thread's lines in the caches of one layer those between two fractions.
+// What a product asks for: of each thread's lines in the caches of one layer those between two fractions, and where its
+// own weights end, those of the next product.
 struct ReadAhead {
   const ContextLines* contexts = nullptr;  // null: nothing
   const float* k_cache = nullptr;
   const float* v_cache = nullptr;
   double begin = 0, end = 0;
+  const PackedMatrix* next_weight = nullptr;  // null: unknown
+  bool next_in_halves = false;             // it is multiplied two tiles at a time
 };
 
 // What a part of the call asks for: some lines of one thread.
