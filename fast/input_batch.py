@@ -61,10 +61,13 @@ class _RaggedTable:
     def append(self, rows: np.ndarray, parts: Sequence[Sequence[int]]) -> None:
         """Append parts[i] to row rows[i], for all i at once. No row may be named twice."""
         counts = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-        columns = _ragged_arange(self.lengths[rows], counts)
-        values = np.fromiter(chain.from_iterable(parts), dtype=np.int32, count=len(columns))
-        self.values[np.repeat(rows, counts), columns] = values
-        self.lengths[rows] += counts
+        values = np.fromiter(chain.from_iterable(parts), dtype=np.int32)
+        starts = self.lengths[rows]
+        if (counts == 1).all():  # a decode
+            self.values[rows, starts] = values
+        else:
+            self.values[np.repeat(rows, counts), _ragged_arange(starts, counts)] = values
+        self.lengths[rows] = starts + counts
 
     def move_row(self, source: int, target: int) -> None:
         width = max(self.lengths[source], self.lengths[target])  # the zeros too, where the target was longer
@@ -219,8 +222,7 @@ class InputBatch:
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in the order of their rows. At least one is scheduled."""
         rows, counts = self._scheduled(schedule.num_scheduled_tokens)  # [S]
-        drafts = self._drafts_of(rows, schedule.scheduled_spec_decode_tokens)
-        num_drafts = np.array([len(each) for each in drafts], dtype=np.int64)  # [S]
+        drafts, num_drafts = self._drafts_of(rows, schedule.scheduled_spec_decode_tokens)  # of each; int64 [S]
         ends = self.token_ids.lengths[rows] + num_drafts  # [S]
         starts = self.num_computed_tokens[rows]  # [S]
         seq_lens = starts + counts  # [S]
@@ -231,14 +233,15 @@ class InputBatch:
         max_lens = self.block_tables.lengths[rows] * self.block_size  # [S]
         assert (seq_lens <= max_lens).all(), "scheduled beyond the blocks"
 
-        token_rows = np.repeat(rows, counts)  # [T]
-        positions = _ragged_arange(starts, counts)  # [T]
+        token_rows, positions = rows, starts  # [T]: one token each, in nearly every step
+        if query_start_loc[-1] > len(rows):
+            token_rows, positions = np.repeat(rows, counts), _ragged_arange(starts, counts)
         input_ids = self.token_ids.values[token_rows, positions]  # [T]
-        if num_drafts.any():
+        if drafts:
             is_draft = positions >= self.token_ids.lengths[token_rows]  # [T]
             input_ids[is_draft] = list(chain.from_iterable(drafts))
-        blocks = self.block_tables.values[token_rows, positions // self.block_size].astype(np.int64)  # [T]
-        slots = blocks * self.block_size + positions % self.block_size  # [T]
+        block_indices, offsets = np.divmod(positions, self.block_size)  # [T]
+        slots = self.block_tables.values[token_rows, block_indices] * np.int64(self.block_size) + offsets  # [T]
 
         caught_up = seq_lens == ends  # [S]
         num_drafts = num_drafts[caught_up]  # [Q]
@@ -254,7 +257,9 @@ class InputBatch:
             ),
             given_embeds=self._given_embeds(rows, query_start_loc),
             scored_rows=dict(self._spans(self.num_prompt_logprobs, rows, query_start_loc)),
-            logits_rows=torch.from_numpy(_ragged_arange(last_rows - num_drafts, 1 + num_drafts)),
+            logits_rows=torch.from_numpy(
+                _ragged_arange(last_rows - num_drafts, 1 + num_drafts) if drafts else last_rows
+            ),
             sampled_rows=_SampledRows(rows[caught_up], num_drafts),
         )
 
@@ -290,9 +295,14 @@ class InputBatch:
         rows = np.flatnonzero(counts)
         return rows, counts[rows]
 
-    def _drafts_of(self, rows: np.ndarray, drafts: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The drafts of each row."""
-        return [drafts.get(self.req_ids[row], ()) for row in rows.tolist()] if drafts else [()] * len(rows)
+    def _drafts_of(
+        self, rows: np.ndarray, by_request: Mapping[str, tuple[int, ...]]
+    ) -> tuple[list[tuple[int, ...]], np.ndarray]:
+        """The drafts of each row, an empty list if nobody has any; and how many: int64 [S]."""
+        if not by_request:
+            return [], np.zeros_like(rows)
+        drafts = [by_request.get(self.req_ids[row], ()) for row in rows.tolist()]
+        return drafts, np.array([len(each) for each in drafts], dtype=np.int64)
 
     def _block_tables_of(self, rows: np.ndarray) -> np.ndarray:
         """int32 [S, max_blocks], cut to the longest of these ascending rows; a view if they are all rows."""

@@ -79,9 +79,9 @@ class _Sampled:
         return self.logits[at : at + count].cpu().numpy()
 
 
-def _rows_of(hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """Distinct ascending rows of [R, C]."""
-    return hidden if len(rows) == len(hidden) else hidden.index_select(0, torch.from_numpy(rows))
+def _rows_of(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Distinct ascending rows of [T, C]."""
+    return hidden if len(rows) == len(hidden) else hidden.index_select(0, rows)
 
 
 def _accepted_token_ids(draft_token_ids: Sequence[int], drawn_token_ids: Sequence[int]) -> list[int]:
@@ -156,7 +156,7 @@ class ModelRunner:
                 kept: dict[str, np.ndarray] | None = {} if self.config.keep_logits else None
                 return ModelRunnerOutput({}, errors, logits=kept, prompt_logprobs=prompt_logprobs)
             draws = self._draws(step, schedule.scheduled_spec_decode_tokens)
-            sampled = self._sample(hidden.index_select(0, step.logits_rows), draws, schedule)
+            sampled = self._sample(_rows_of(hidden, step.logits_rows), draws, schedule)
         output = self._make_output(draws, sampled)
         self.batch.newest = output.sampled_token_ids
         output = replace(output, errors=output.errors | errors, prompt_logprobs=prompt_logprobs)
@@ -169,18 +169,24 @@ class ModelRunner:
         is_argmax = self._is_argmax(draws, schedule)  # [M]
         if not is_argmax.any():
             return self._sample_logits(np.arange(len(hidden)), hidden, draws, schedule)
+        if is_argmax.all() and len(is_argmax) == len(hidden):  # one draw a row
+            return _Sampled(self._argmax(hidden).tolist(), np.empty(0, np.int64), hidden[:0])
         token_ids = np.empty(len(is_argmax), dtype=np.int64)  # [M]
         rows, places = np.unique(draws.rows[is_argmax], return_inverse=True)
-        largest = torch.empty(len(rows), dtype=torch.int64)
-        kernels.linear_argmax(largest, _rows_of(hidden, rows), self.model.lm_head.weight)
-        token_ids[is_argmax] = largest.numpy()[places]
+        token_ids[is_argmax] = self._argmax(_rows_of(hidden, torch.from_numpy(rows)))[places]
         if is_argmax.all():
-            return _Sampled(token_ids.tolist(), np.empty(0, np.int64), hidden.new_empty(0, 0))
+            return _Sampled(token_ids.tolist(), np.empty(0, np.int64), hidden[:0])
         others = draws.those(~is_argmax)
         rows = np.unique(others.rows)
-        sampled = self._sample_logits(rows, _rows_of(hidden, rows), others, schedule)
+        sampled = self._sample_logits(rows, _rows_of(hidden, torch.from_numpy(rows)), others, schedule)
         token_ids[~is_argmax] = sampled.token_ids
         return replace(sampled, token_ids=token_ids.tolist())
+
+    def _argmax(self, hidden: torch.Tensor) -> np.ndarray:
+        """[R, C] -> the largest logit's token of each row, int64 [R]."""
+        token_ids = np.empty(len(hidden), dtype=np.int64)
+        kernels.linear_argmax(torch.from_numpy(token_ids), hidden, self.model.lm_head.weight)
+        return token_ids
 
     def _is_argmax(self, draws: _Draws, schedule: SchedulerOutput) -> np.ndarray:
         """bool [M]: draws of the largest logit, when nobody changes the logits first or asks for them."""
@@ -227,6 +233,9 @@ class ModelRunner:
 
     def _draws(self, step: StepInput, drafts: Mapping[str, tuple[int, ...]]) -> _Draws:
         batch, rows, num_drafts = self.batch, step.sampled_rows.requests, step.sampled_rows.num_drafts
+        if not drafts and (batch.num_sequences[rows] == 1).all():  # nearly every step
+            nothing = np.zeros_like(rows)
+            return _Draws(np.ones_like(rows), np.arange(len(rows)), rows, nothing, nothing, drafts)
         is_first = batch.token_ids.lengths[rows] == batch.num_prompt_tokens[rows]  # [Q]
         counts = np.where(is_first, batch.num_sequences[rows], 1 + num_drafts)  # [Q]
         first_rows = np.cumsum(1 + num_drafts) - 1 - num_drafts  # [Q]
