@@ -65,7 +65,8 @@ struct PagedAttention {
 };
 void paged_attention(const PagedAttention& args, Isa isa, int threads);
 
-// The lines of K and V that each of the threads will read, in this order, as far as they are worth asking for ahead.
+// The lines of K and V that each of the threads will read, in this order, as far as they are worth asking for ahead. A
+// block of several sequences stands there once.
 ContextLines lines_to_read(const PagedAttention& args, int threads);
 
 struct Linear {

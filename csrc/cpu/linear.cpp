@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -37,60 +38,58 @@ int64_t num_tiles(const PackedMatrix& weight) { return static_cast<int64_t>(weig
 // How a product is cut up: tiles [0, num_tiles) times all rows. It decides who computes what, never what is computed.
 class ChunkPlan {
  public:
-  ChunkPlan(const Linear& args, int64_t num_tiles, int max_threads)
-      : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles), ahead_(args.ahead),
-        max_threads_(max_threads), threads_(worth_a_team(num_tiles * num_rows_, work_of(args), max_threads) ? max_threads : 1) {
-    const int threads = threads_;
+  ChunkPlan(const Linear& args, int64_t num_tiles, int threads)
+      : weight_(args.weight), num_rows_(args.num_tokens), num_tiles_(num_tiles),
+        threads_(worth_a_team(num_tiles * num_rows_, work_of(args), threads) ? threads : 1) {
     rows_per_chunk_ = std::clamp(kMaxChunkInputs / weight_->in_features(), kMinChunkRows, rows_per_chunk_);
-    while (threads > 1 && num_whole() < 4 * threads && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
+    while (threads_ > 1 && num_whole() < 4 * threads_ && rows_per_chunk_ > kMinChunkRows) rows_per_chunk_ /= 2;
     // Where the last round has not a chunk for each thread, its chunks are cut once more, by their rows.
-    last_round_ = threads > 1 && rows_of_last_chunks() > 1 ? num_whole() % threads : 0;
-    if (last_round_ > 0) pieces_ = std::min<int64_t>((threads + last_round_ - 1) / last_round_, rows_of_last_chunks());
+    last_round_ = threads_ > 1 && rows_of_last_chunks() > 1 ? num_whole() % threads_ : 0;
+    if (last_round_ > 0) pieces_ = std::min<int64_t>((threads_ + last_round_ - 1) / last_round_, rows_of_last_chunks());
   }
 
   int64_t num_chunks() const { return num_whole() + last_round_ * (pieces_ - 1); }
   int64_t num_pieces() const { return last_round_ * pieces_; }  // the last of the chunks
 
   LinearChunk operator[](int64_t index) const {
-    const int64_t uncut = num_whole() - last_round_;
-    if (index < uncut) return of_share(index, uncut);
-    LinearChunk piece = whole(uncut + (index - uncut) / pieces_);
-    const int64_t i = (index - uncut) % pieces_, begin = piece.num_rows * i / pieces_;
+    if (index < num_shared()) return whole(index);
+    LinearChunk piece = whole(num_shared() + (index - num_shared()) / pieces_);
+    const int64_t i = (index - num_shared()) % pieces_, begin = piece.num_rows * i / pieces_;
     piece.num_rows = static_cast<int>(piece.num_rows * (i + 1) / pieces_ - begin);
     piece.first_row += begin;
     return piece;
   }
 
- private:
-  // A chunk of a thread's share asks for a part of what the thread reads later.
-  LinearChunk of_share(int64_t index, int64_t shared) const {
-    LinearChunk chunk = whole(index);
-    const int64_t thread = ThreadPool::share_of(index, shared, threads_);
-    const int64_t begin = ThreadPool::share_begin(shared, thread, threads_);
-    const int64_t end = ThreadPool::share_begin(shared, thread + 1, threads_);
+  // The chunk, and what its thread reads later: the chunks of a thread's share ask for it in about equal parts. `next`
+  // is the product that comes after this one, or null.
+  LinearChunk with_ahead(int64_t index, const ReadAhead& ahead, const ChunkPlan* next) const {
+    LinearChunk chunk = (*this)[index];
+    if (index >= num_shared()) return chunk;  // nobody's: whoever is free first takes it
+    const int64_t thread = ThreadPool::share_of(index, num_shared(), threads_);
+    const int64_t begin = share_begin(thread), end = share_begin(thread + 1);
     chunk.starts_share = index == begin;
-    chunk.ahead = lines_of_thread(ahead_, static_cast<int>(thread)).part(index - begin, end - begin);
-    chunk.share_end = data_of(end);
-    if (ahead_.next_weight != nullptr) chunk.next_share = next_share(thread);
+    chunk.ahead = lines_of_thread(ahead, static_cast<int>(thread)).part(index - begin, end - begin);
+    if (next != nullptr && row_chunks() == 1) {
+      chunk.share_end = data_at(end);
+      chunk.next_share = next->data_at(next->share_begin(thread));
+    }
     return chunk;
   }
 
-  // Where the tile of a chunk lies, of all of them where the last one ends.
-  const uint8_t* data_of(int64_t index) const {
-    const int64_t tile = index % num_tiles_;
-    return tile == 0 && index > 0 ? weight_->end() : weight_->tiles()[static_cast<size_t>(tile)].data;
-  }
-
-  const uint8_t* next_share(int64_t thread) const {
-    const Linear next{{nullptr, 0}, {nullptr, 0}, ahead_.next_weight, nullptr, num_rows_};
-    const ChunkPlan plan(next, num_tiles(*next.weight) / (ahead_.next_in_halves ? 2 : 1), max_threads_);
-    const int64_t shared = plan.num_whole() - plan.last_round_;
-    return plan.data_of(ThreadPool::share_begin(shared, thread, plan.threads_));
-  }
-
+ private:
   int64_t row_chunks() const { return (num_rows_ + rows_per_chunk_ - 1) / rows_per_chunk_; }
   int64_t num_whole() const { return num_tiles_ * row_chunks(); }
+  int64_t num_shared() const { return num_whole() - last_round_; }
   int64_t rows_of_last_chunks() const { return num_rows_ - (row_chunks() - 1) * rows_per_chunk_; }
+  int64_t share_begin(int64_t thread) const {
+    return ThreadPool::share_begin(num_shared(), std::min<int64_t>(thread, threads_), threads_);
+  }
+
+  // Where the tile of a chunk lies; behind the last one, where the matrix ends.
+  const uint8_t* data_at(int64_t index) const {
+    if (index == num_whole()) return weight_->end();
+    return weight_->tiles()[static_cast<size_t>(index % num_tiles_)].data;
+  }
 
   // Chunks of the same rows follow each other: their part of x stays in the cache.
   LinearChunk whole(int64_t index) const {
@@ -105,18 +104,27 @@ class ChunkPlan {
 
   const PackedMatrix* weight_;
   int64_t num_rows_, num_tiles_;
-  ReadAhead ahead_;
-  int max_threads_, threads_;
+  int threads_;
   int64_t rows_per_chunk_ = kMaxChunkRows;
   int64_t last_round_ = 0, pieces_ = 1;  // chunks that are cut by their rows, and into how many
 };
+
+std::optional<ChunkPlan> plan_of_next(const Linear& args, int threads) {
+  const PackedMatrix* weight = args.ahead.next_weight;
+  if (weight == nullptr) return std::nullopt;
+  const Linear next{{nullptr, 0}, {nullptr, 0}, weight, nullptr, args.num_tokens};
+  return ChunkPlan(next, num_tiles(*weight) / (args.ahead.next_in_halves ? 2 : 1), threads);
+}
 
 // Calls body(chunk, thread) for every chunk.
 template <class Body>
 void for_each_chunk(const Linear& args, int64_t num_tiles, int threads, const Body& body) {
   const ChunkPlan plan(args, num_tiles, threads);
-  parallel_for(plan.num_chunks(), work_of(args), threads, [&](int64_t index, int thread) { body(plan[index], thread); },
-               plan.num_pieces());
+  const std::optional<ChunkPlan> next = plan_of_next(args, threads);
+  const auto compute = [&](int64_t index, int thread) {
+    body(plan.with_ahead(index, args.ahead, next ? &*next : nullptr), thread);
+  };
+  parallel_for(plan.num_chunks(), work_of(args), threads, compute, plan.num_pieces());
 }
 
 }  // namespace
@@ -139,10 +147,10 @@ void linear_silu_and_mul(const LinearSiluAndMul& args, Isa isa, int threads) {
   const Linear product{args.out, args.x, args.weight, args.bias, args.num_tokens, args.ahead};
   const int64_t half = num_tiles(*args.weight) / 2;
   const auto multiply = TWINFER_DISPATCH(isa, silu_and_mul_chunk);
-  for_each_chunk(product, half, threads, [&](const LinearChunk& chunk, int) {
-    LinearChunk gate = chunk, up = chunk;
-    gate.ahead = chunk.ahead.part(0, 2);
-    up.ahead = chunk.ahead.part(1, 2);
+  for_each_chunk(product, half, threads, [&](const LinearChunk& both, int) {
+    LinearChunk gate = both, up = both;
+    gate.ahead = both.ahead.part(0, 2);
+    up.ahead = both.ahead.part(1, 2);
     up.starts_share = false;
     up.tile += half;
     multiply(product, gate, up);

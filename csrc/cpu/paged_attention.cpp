@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <unordered_set>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -194,27 +195,27 @@ constexpr int64_t kMaxBytesAhead = int64_t{4} << 20;
 
 ContextLines lines_to_read(const PagedAttention& args, int threads) {
   AttentionPlan plan = plan_jobs(args, threads);
-  const int64_t team = team_of(plan, threads), num_jobs = static_cast<int64_t>(plan.jobs.size());
+  const int64_t team = team_of(plan, threads);
   const std::vector<AttentionJob> jobs = deal_out(std::move(plan.jobs), team);
+  const auto num_jobs = static_cast<int64_t>(jobs.size());
   const int64_t token_floats = int64_t{args.num_kv_heads} * args.head_dim;
-  std::vector<bool> known(static_cast<size_t>(args.num_seqs));
+  std::unordered_set<int64_t> known_seqs, known_blocks;
   ContextLines lines(threads);
   for (int64_t i = 0; i < num_jobs; ++i) {
     const AttentionJob& job = jobs[static_cast<size_t>(i)];
     // Of rows in several jobs K and V are used so often that nobody waits for them.
     const int64_t num_rows = args.query_start_loc[job.seq + 1] - args.query_start_loc[job.seq];
-    if (known[static_cast<size_t>(job.seq)] || num_rows > job.num_rows) continue;
-    known[static_cast<size_t>(job.seq)] = true;
-    const int thread = static_cast<int>(ThreadPool::share_of(i, num_jobs, team));
+    if (num_rows > job.num_rows || !known_seqs.insert(job.seq).second) continue;
+    const auto thread = static_cast<int>(ThreadPool::share_of(i, num_jobs, team));
     const int64_t first = std::max<int64_t>(0, job.first_context - args.sliding_window);
     for (int64_t token = first, end; token < args.seq_lens[job.seq]; token = end) {
-      const int64_t block = token / args.block_size;
-      end = std::min<int64_t>((block + 1) * args.block_size, args.seq_lens[job.seq]);
+      const int64_t block = args.block_tables[job.seq][token / args.block_size];
+      end = std::min<int64_t>((token / args.block_size + 1) * args.block_size, args.seq_lens[job.seq]);
+      if (!known_blocks.insert(block).second) continue;
       const int64_t num_lines = (end - token) * token_floats / kLineFloats;
-      if (num_lines == 0) continue;
       if ((lines.num_lines(thread) + 2 * num_lines) * kLineBytes > kMaxBytesAhead) break;
-      const int64_t slot = args.block_tables[job.seq][block] * int64_t{args.block_size} + token % args.block_size;
-      lines.add(thread, slot * token_floats, num_lines);
+      const int64_t slot = block * args.block_size + token % args.block_size;
+      if (num_lines > 0) lines.add(thread, slot * token_floats, num_lines);
     }
   }
   return lines;

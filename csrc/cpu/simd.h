@@ -12,3 +12,4 @@
 #endif
 
 #define SIMD_INLINE inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 16")

@@ -1,6 +1,7 @@
 // Paged attention on random ragged batches, shapes, windows and thread counts, each row against a softmax in float64 and
 // bit for bit against the same call on one thread. tests/kernels/test_sanitizers.py builds this with the address and
 // undefined-behaviour sanitizers, and with ThreadSanitizer: buffers have exactly the size that the kernel may touch.
+// Also what products ask for on its behalf (csrc/cpu/read_ahead.h): each line that it will read, and no other.
 //
 // Usage: attention_shapes CASES. TWINFER_ISA forces an instruction set. Exit status 1 and a line for the first wrong row.
 #include <algorithm>
@@ -10,9 +11,11 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/paged_attention.h"
 
 namespace {
 
@@ -94,6 +97,57 @@ std::vector<double> expected_head(const PagedAttention& a, int64_t seq, int64_t 
   return out;
 }
 
+using Lines = std::set<std::pair<bool, int64_t>>;  // (of V, number of the line in its cache)
+
+// The lines of the tokens that rows see, for sequences whose rows go through a tile together.
+Lines lines_seen(const PagedAttention& a) {
+  Lines lines;
+  for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
+    const int64_t rows = a.query_start_loc[seq + 1] - a.query_start_loc[seq];
+    if (rows == 0 || rows > kMaxJobRows / (a.num_heads / a.num_kv_heads)) continue;
+    const int64_t first = std::max<int64_t>(0, a.seq_lens[seq] - rows + 1 - a.sliding_window);
+    for (int64_t token = first; token < a.seq_lens[seq]; ++token) {
+      const int64_t slot = int64_t{a.block_tables[seq][token / a.block_size]} * a.block_size + token % a.block_size;
+      const int64_t begin = slot * a.num_kv_heads * a.head_dim;
+      for (int64_t at = begin; at < begin + a.num_kv_heads * a.head_dim; at += kLineFloats) {
+        for (const bool is_value : {false, true}) lines.insert({is_value, at / kLineFloats});
+      }
+    }
+  }
+  return lines;
+}
+
+// What several products with several chunks each ask for.
+Lines lines_asked_for(std::mt19937& random, const PagedAttention& a, int threads) {
+  const ContextLines contexts = lines_to_read(a, threads);
+  Lines lines;
+  double cuts[] = {0, random() / 4294967296.0, 1};
+  for (int product = 0; product < 2; ++product) {
+    ReadAhead ahead{&contexts, a.k_cache, a.v_cache, cuts[product], cuts[product + 1]};
+    for (int thread = 0; thread < threads; ++thread) {
+      const int64_t chunks = 1 + below(random, 9);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const LinesAhead part = lines_of_thread(ahead, thread).part(chunk, chunks);
+        Runs runs(part, 1 + (part.end - part.begin) / (1 + below(random, Run::kRequests)));
+        for (Run run = runs.next(nullptr); run.step > 0; run = runs.next(nullptr)) {
+          const auto of = [&](const float* cache) { return reinterpret_cast<const float*>(run.at) - cache; };
+          const int64_t in_values = of(a.v_cache), in_keys = of(a.k_cache);
+          const bool is_value = a.v_cache > a.k_cache ? in_values >= 0 : in_keys < 0;
+          const int64_t first = is_value ? in_values : in_keys;
+          for (int i = 0; i < Run::kRequests; ++i) lines.insert({is_value, (first + i * run.step / 4) / kLineFloats});
+        }
+      }
+    }
+  }
+  return lines;
+}
+
+bool asks_for_what_it_reads(std::mt19937& random, const PagedAttention& a) {
+  const Lines asked = lines_asked_for(random, a, 1 + below(random, 4)), seen = lines_seen(a);
+  if (!std::includes(seen.begin(), seen.end(), asked.begin(), asked.end())) return false;
+  return asked.size() == seen.size() || seen.size() * kLineBytes > (size_t{4} << 20);  // no more than that is asked for
+}
+
 bool run_case(unsigned seed, Isa isa) {
   std::mt19937 random(seed);
   Batch batch = random_batch(random);
@@ -107,6 +161,11 @@ bool run_case(unsigned seed, Isa isa) {
     return false;
   }
   const PagedAttention& a = batch.call;
+  const bool has_whole_lines = int64_t{a.num_kv_heads} * a.head_dim % kLineFloats == 0;
+  if (has_whole_lines && !asks_for_what_it_reads(random, a)) {
+    std::printf("case %u: other lines are asked for than are read\n", seed);
+    return false;
+  }
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     for (int64_t row = a.query_start_loc[seq]; row < a.query_start_loc[seq + 1]; row += 1 + below(random, 40)) {
       const int head = below(random, a.num_heads);

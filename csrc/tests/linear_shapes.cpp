@@ -62,7 +62,13 @@ bool run_case(std::mt19937& random, Isa isa) {
   const auto tokens = static_cast<int64_t>(random() % 4 == 0 ? 1 + random() % 450 : 1 + random() % 40);
   const std::vector<float> x = random_floats(random, tokens * depth), bias = random_floats(random, outputs);
   std::vector<float> out(static_cast<size_t>(tokens * outputs));
-  linear({{out.data(), outputs}, {x.data(), depth}, &weight, bias.data(), tokens}, isa, threads);
+  const std::vector<float> cache(1 << 14);
+  ContextLines contexts(threads);
+  for (unsigned i = 0; i < 20; ++i) {
+    contexts.add(static_cast<int>(i) % threads, kLineFloats * (random() % 512), 1 + random() % 400);
+  }
+  const ReadAhead ahead{&contexts, cache.data(), cache.data(), 0.25, 1, &weight, false};
+  linear({{out.data(), outputs}, {x.data(), depth}, &weight, bias.data(), tokens, ahead}, isa, threads);
 
   std::vector<int32_t> ids(static_cast<size_t>(outputs));
   for (int64_t f = 0; f < outputs; ++f) ids[static_cast<size_t>(f)] = static_cast<int32_t>(f);
