@@ -222,7 +222,9 @@ class InputBatch:
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in the order of their rows. At least one is scheduled."""
         rows, counts = self._scheduled(schedule.num_scheduled_tokens)  # [S]
-        drafts, num_drafts = self._drafts_of(rows, schedule.scheduled_spec_decode_tokens)  # of each; int64 [S]
+        drafts, num_drafts = self._drafts_of(
+            rows, schedule.scheduled_spec_decode_tokens
+        )  # of each; int64 [S]
         ends = self.token_ids.lengths[rows] + num_drafts  # [S]
         starts = self.num_computed_tokens[rows]  # [S]
         seq_lens = starts + counts  # [S]
@@ -241,7 +243,9 @@ class InputBatch:
             is_draft = positions >= self.token_ids.lengths[token_rows]  # [T]
             input_ids[is_draft] = list(chain.from_iterable(drafts))
         block_indices, offsets = np.divmod(positions, self.block_size)  # [T]
-        slots = self.block_tables.values[token_rows, block_indices] * np.int64(self.block_size) + offsets  # [T]
+        slots = (
+            self.block_tables.values[token_rows, block_indices] * np.int64(self.block_size) + offsets
+        )  # [T]
 
         caught_up = seq_lens == ends  # [S]
         num_drafts = num_drafts[caught_up]  # [Q]
