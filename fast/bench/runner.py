@@ -64,8 +64,11 @@ def make_engine(args: EngineArgs, tier: Tier) -> LLMEngine:
 
 
 def warm_up(engine: LLMEngine) -> LLMEngine:
-    """The same engine, silent, its buffers there and its pages mapped."""
+    """The same engine, silent, its buffers there and the pages of its KV cache mapped, as after a while of work."""
     engine.log_stats = False
+    for layer in engine.engine_core.executor.model_runner.kv_caches:  # type: ignore[attr-defined]
+        for cache in layer:
+            cache[:] = 0
     engine.add_request("warm-up", {"prompt_token_ids": [1] * 16}, _params(4))
     while engine.has_unfinished_requests():
         engine.step()

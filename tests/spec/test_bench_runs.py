@@ -162,13 +162,14 @@ def test_roofline_has_the_promised_shape(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roofline, "measure_peaks", lambda: Peaks(1e9, 1e10))
+    peaks = iter([Peaks(1e9, 1e10), Peaks(3e9, 1e10)])  # before and after
+    monkeypatch.setattr(roofline, "measure_peaks", lambda: next(peaks))
     document = bench(
         capsys, "roofline", "--model", model, "--tier", tier_name, "--workload", "uniform", "--repeat", "1",
         "--save", str(tmp_path / "r"),
     )  # fmt: skip
-    assert document["machine"]["read_bandwidth_bytes_per_s"] == 1e9
     figures = document["workloads"]["uniform"]
+    assert document["machine"]["read_bandwidth_bytes_per_s"] == figures["read_bandwidth_bytes_per_s"] == 3e9
     assert figures["share_of_floor"] == pytest.approx(figures["tokens_per_s"] / figures["floor_tokens_per_s"])
     assert 0 <= figures["memory_bound_share"] <= 1
 
@@ -196,8 +197,11 @@ def test_the_floor_by_hand() -> None:
     work = [step_work(step, weights, MODEL) for step in steps]
     assert floor(Peaks(1.0, 1e30)) == pytest.approx((sum(b for b, _ in work),) * 2)
     assert floor(Peaks(1e30, 1.0)) == pytest.approx((sum(o for _, o in work), 0.0))
-    figure = shares({"output_tokens": 64, "seconds": 4.0}, lambda peaks: (2.0, 1.0), Peaks(1, 1))
-    assert figure == {"floor_tokens_per_s": 32, "share_of_floor": 0.5, "memory_bound_share": 0.5}
+    figure = shares({"output_tokens": 64, "seconds": 4.0}, lambda peaks: (2.0, 1.0), Peaks(3, 5))
+    assert figure == {
+        "read_bandwidth_bytes_per_s": 3, "multiply_add_flops_per_s": 5,
+        "floor_tokens_per_s": 32, "share_of_floor": 0.5, "memory_bound_share": 0.5,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("tie", [True, False])
