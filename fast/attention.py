@@ -3,7 +3,7 @@
 What differs:
 
 - One call for the whole ragged batch, prefill chunks and decodes mixed: sequences are spread over the cores, where
-  the twin loops over them in Python; of few sequences, so are KV heads and parts of 512 tokens of a context.
+  the twin loops over them in Python; of few sequences, so are KV heads and parts of 256 tokens of a context.
 - The query heads of a KV head go through a tile of its keys and values together, and so do a prefill chunk's rows.
 - K and V are read where they lie in the cache, block by block, with a running softmax: neither the gathered
   context nor the score matrix of the twin ever exists in memory.

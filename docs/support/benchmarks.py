@@ -63,8 +63,8 @@ def _roofline(record: Record) -> str:
     machine, weights = record["machine"], record["weights"]
     rows = [
         [
-            f"`{name}`", f"{w['tokens_per_s']:.0f}", f"{w['floor_tokens_per_s']:.0f}", f"{w['share_of_floor']:.0%}",
-            f"{w['memory_bound_share']:.0%}",
+            f"`{name}`", f"{w['tokens_per_s']:.0f}", f"{w['read_bandwidth_bytes_per_s'] / 1e9:.1f}",
+            f"{w['floor_tokens_per_s']:.0f}", f"{w['share_of_floor']:.0%}", f"{w['memory_bound_share']:.0%}",
         ]
         for name, w in record["workloads"].items()
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def _roofline(record: Record) -> str:
         f"{machine['multiply_add_flops_per_s'] / 1e9:.0f} GFLOP/s ({machine['isa']}), "
         f"{(weights['layer_bytes'] + weights['head_bytes']) / 1e6:.1f} MB of weights:\n\n"
     )
-    table = _table(["workload", "tokens/s", "floor", "share", "of the floor, memory"], rows)
+    table = _table(["workload", "tokens/s", "GB/s", "floor", "share", "of the floor, memory"], rows)
     return f"{head}{table}\n{_crossing(record)}"
 
 
