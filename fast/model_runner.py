@@ -170,7 +170,7 @@ class ModelRunner:
         if not is_argmax.any():
             return self._sample_logits(np.arange(len(hidden)), hidden, draws, schedule)
         if is_argmax.all() and len(is_argmax) == len(hidden):  # one draw a row
-            return _Sampled(self._argmax(hidden).tolist(), np.empty(0, np.int64), hidden[:0])
+            return _Sampled(self._argmax(hidden).tolist(), np.empty(0, np.int64), hidden[:0])  # no logits
         token_ids = np.empty(len(is_argmax), dtype=np.int64)  # [M]
         rows, places = np.unique(draws.rows[is_argmax], return_inverse=True)
         token_ids[is_argmax] = self._argmax(_rows_of(hidden, torch.from_numpy(rows)))[places]
