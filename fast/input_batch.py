@@ -222,9 +222,7 @@ class InputBatch:
     def prepare_inputs(self, schedule: SchedulerOutput) -> StepInput:
         """Lay the requests' scheduled tokens side by side, in the order of their rows. At least one is scheduled."""
         rows, counts = self._scheduled(schedule.num_scheduled_tokens)  # [S]
-        drafts, num_drafts = self._drafts_of(
-            rows, schedule.scheduled_spec_decode_tokens
-        )  # of each; int64 [S]
+        drafts, num_drafts = self._drafts_of(rows, schedule.scheduled_spec_decode_tokens)
         ends = self.token_ids.lengths[rows] + num_drafts  # [S]
         starts = self.num_computed_tokens[rows]  # [S]
         seq_lens = starts + counts  # [S]

@@ -27,7 +27,6 @@
 namespace twinfer::cpu {
 namespace {
 
-constexpr int kFloatsPerLine = 16;  // a cache line, and the widest vector
 constexpr int kJobsPerThread = 4;   // fewer, and a thread may wait for the last job
 
 struct AlignedDelete {
@@ -47,7 +46,11 @@ float* borrow(size_t count) {
   return memory.get();
 }
 
-size_t round_up(size_t count) { return (count + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine; }
+// To whole lines, which are also the widest vectors.
+size_t round_up(size_t count) {
+  constexpr auto kFloats = static_cast<size_t>(kLineFloats);
+  return (count + kFloats - 1) / kFloats * kFloats;
+}
 
 // Splits every sequence's query rows into jobs for all heads and the whole context.
 std::vector<AttentionJob> split_rows(const PagedAttention& args) {
